@@ -6,8 +6,8 @@ use std::ffi::c_char;
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_core::{
-    AtomicCap, Attr, Av, DeviceAttr, DeviceCap, Error, Gid, Guid, Lid, LinkLayer, Mtu, PortAttr,
-    PortState, QpAttr, QpState, QpType, Qpn, Wc, WcFlags, WcOpcode, WcStatus, Why,
+    AtomicCap, Attr, Av, Capability, DeviceAttr, DeviceCap, Error, Gid, Guid, Lid, LinkLayer, Mtu,
+    PortAttr, PortState, QpAttr, QpState, QpType, Qpn, Wc, WcFlags, WcOpcode, WcStatus, Why,
 };
 
 /// `IBV_NODE_RNIC`.
@@ -167,13 +167,17 @@ pub(crate) fn av_out(av: &Av) -> Result<abi::AhAttr, Error> {
 /// The attributes that a modify names.
 ///
 /// # Errors
-/// As [`av_out`], and [`Error::Unsupported`] for path migration, which was tried with no NIC.
+/// As [`av_out`], and [`Error::NoCapability`] for path migration, which was tried with no NIC.
 pub(crate) fn qp_attr_out(attr: &QpAttr) -> Result<abi::QpAttr, Error> {
-    if attr.alt_path.is_some() {
-        return Err(Error::Unsupported(Attr::AltPath));
-    }
-    if attr.path_mig_state.is_some() {
-        return Err(Error::Unsupported(Attr::PathMigState));
+    let asked = match (attr.alt_path, attr.path_mig_state) {
+        (Some(_), _) => Some(Attr::AltPath),
+        (None, Some(_)) => Some(Attr::PathMigState),
+        (None, None) => None,
+    };
+    if let Some(attr) = asked {
+        // No device has the bit here: see `USABLE`.
+        let missing = Capability::of(DeviceCap::AUTO_PATH_MIG);
+        return Err(Error::NoCapability { attr, missing });
     }
     attr.av.as_ref().map(av_out).transpose()?;
     let mut written = abi::QpAttr::default();
@@ -285,11 +289,13 @@ mod tests {
         };
         assert_eq!(refused, Some(expected));
         let alt_path = AltPath::new(Av::default(), 0, 0);
-        for (attr, refused) in [
+        let missing = Capability::of(DeviceCap::AUTO_PATH_MIG);
+        for (change, attr) in [
             (QpAttr::load_path(alt_path), Attr::AltPath),
             (QpAttr::migrate(), Attr::PathMigState),
         ] {
-            assert_eq!(qp_attr_out(&attr).err(), Some(Error::Unsupported(refused)));
+            let refused = Error::NoCapability { attr, missing };
+            assert_eq!(qp_attr_out(&change).err(), Some(refused));
         }
     }
 

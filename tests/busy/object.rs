@@ -223,7 +223,7 @@ fn supported<V: Verb<Error = Error>>(
 ) -> Option<V::Output> {
     match subject.finish(request) {
         Ok(object) => Some(object),
-        Err(Error::Unsupported(_)) => None,
+        Err(error) if error.is_unsupported() => None,
         Err(error) => panic!("{}: {error}", V::KIND),
     }
 }

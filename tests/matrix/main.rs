@@ -159,7 +159,7 @@ impl Trial {
         let mut stage = match Stage::set(&subject, self.kind) {
             Ok(stage) => stage,
             Err(NotOffered { verb, error }) => {
-                let refused = matches!(error, Error::Unsupported(_));
+                let refused = error.is_unsupported();
                 assert!(refused, "{self:?}: {verb} failed: {error}");
                 let (letter, unsupported, overtaken) = ('-', true, false);
                 return Cell {
@@ -299,7 +299,7 @@ impl Trial {
         );
         let unsupported = match answer.error() {
             None => false,
-            Some(Error::Unsupported(_)) => true,
+            Some(error) if error.is_unsupported() => true,
             Some(error) => {
                 let slots = self.context == Context::SlotsFull && self.timing == Timing::Inline;
                 // A destroy has a slot of its own (K7).

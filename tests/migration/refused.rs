@@ -90,12 +90,14 @@ fn devices_without_alternate_paths_refuse_them() {
         let caps = end.device.query().wait().unwrap().caps;
         assert!(!caps.contains(DeviceCap::AUTO_PATH_MIG));
         let load = QpAttr::load_path(alternate(lids(0, 1)));
-        assert_eq!(
-            modify(&end.qp, load),
-            Err(Error::Unsupported(Attr::AltPath))
-        );
-        let rearm = modify(&end.qp, state(MigState::Rearm));
-        assert_eq!(rearm, Err(Error::Unsupported(Attr::PathMigState)));
+        let refused = |attr: Attr| {
+            let said = "its capability bit AUTO_PATH_MIG is clear";
+            Err(format!("the device does not support {attr}: {said}"))
+        };
+        let said = |attr| modify(&end.qp, attr).map_err(|error| error.to_string());
+        assert_eq!(said(load), refused(Attr::AltPath));
+        let rearm = state(MigState::Rearm);
+        assert_eq!(said(rearm), refused(Attr::PathMigState));
         assert_eq!(modify(&end.qp, state(MigState::Migrated)), Ok(()));
         assert_eq!(end.info().attr.alt_path, None);
     }

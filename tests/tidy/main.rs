@@ -17,6 +17,7 @@ mod limits;
 mod lines;
 mod manifests;
 mod names;
+mod parity;
 mod realtime;
 mod rules;
 #[cfg(test)]
@@ -197,6 +198,12 @@ fn who_reads_foreign_bytes_is_fuzzed() {
     let tree = Tree::of_workspace();
     none("fuzz", fuzzed::targets(&tree.rust, &tree.texts));
     none("corpora", fuzzed::folders(&tree::root(), &tree.texts));
+}
+
+#[test]
+fn every_call_of_ofed_has_a_row() {
+    let tree = Tree::of_workspace();
+    none("parity", parity::parity(&tree.texts, &tree.rust));
 }
 
 #[test]

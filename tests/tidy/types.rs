@@ -115,7 +115,7 @@ fn functions(files: &[RustFile], krate: &Crate) -> Functions {
 
 /// The type of an `impl` without a trait, with the types among its arguments that are no parameters: blocks for a
 /// `Request` of one verb are that verb's.
-fn type_of(head: &str) -> Option<String> {
+pub(crate) fn type_of(head: &str) -> Option<String> {
     let head = head.trim_start();
     let (parameters, head) = match head.strip_prefix('<') {
         Some(_) => {

@@ -85,7 +85,7 @@ pub use types::{addr, error, seed, stats, time};
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
-pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
+pub use caps::{AtomicCap, Capability, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
 pub use channel::{CompletionChannel, CqEvent, EventChannel};
 pub use client_queue::{ClientQueue, NoRoom};
 pub use cm::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmRequest, CmSink};

@@ -9,7 +9,7 @@ mod window;
 mod xrc;
 
 use verbs_core::verb::Verb;
-use verbs_core::{AnyCommand, Attr, Error, Kind, Pending, PendingCommand, QpState};
+use verbs_core::{AnyCommand, Attr, DeviceCap, Error, Kind, Pending, PendingCommand, QpState};
 
 use crate::cm::verbs as cm;
 use crate::shared::Shared;
@@ -38,8 +38,20 @@ pub(crate) fn acceptable(nic: &Shared, command: &AnyCommand<'_>) -> Result<(), E
         A::ConnectCm(args) => cm::check(nic, args.target().qp().as_deref()),
         A::AcceptCm(args) => cm::check(nic, args.target().qp().as_deref()),
         other if is_offered(other.kind()) => Ok(()),
-        _ => Err(Error::Unsupported(Attr::Verb)),
+        other => Err(why_not(nic, other.kind())),
     }
+}
+
+/// Why a verb that this provider does not have is refused.
+fn why_not(nic: &Shared, kind: Kind) -> Error {
+    let (cap, attr) = match kind {
+        Kind::ResizeQp => (DeviceCap::RESIZE_MAX_WR, Attr::MaxSendWr),
+        Kind::AllocMr => (DeviceCap::MEM_MGT_EXTENSIONS, Attr::PageList),
+        Kind::CreateFmrPool => (DeviceCap::FMR_POOL, Attr::MaxFmr),
+        _ => return Error::Unsupported(Attr::Verb),
+    };
+    let lacked = limit::require(nic, cap, attr).err();
+    lacked.unwrap_or(Error::Unsupported(Attr::Verb))
 }
 
 /// Whether that verb is offered, for verbs whose arguments cannot be wrong.

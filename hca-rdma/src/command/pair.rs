@@ -13,10 +13,11 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::{
-    Attr, Error, Mcast, Qp, QpAttr, QpAttrMask, QpInfo, QpState as State, QpType, Qpn, Target, Why,
+    Attr, DeviceCap, Error, Mcast, Qp, QpAttr, QpAttrMask, QpInfo, QpState as State, QpType, Qpn,
+    Target, Why,
 };
 
-use super::limit::at_most;
+use super::limit::{at_most, require};
 use super::{device, memory, queue};
 use crate::convert::{self, error};
 use crate::queue::{Limits, Lookups, ReceiveQueue, SendQueue};
@@ -74,6 +75,9 @@ fn state(qp: &QpCore) -> Result<&QpState, Error> {
 
 pub(super) fn check_create(nic: &Shared, args: &CreateQp) -> Result<(), Error> {
     let attr = &nic.attr;
+    if matches!(args.qp_type, QpType::XrcSend | QpType::XrcRecv) {
+        require(nic, DeviceCap::XRC, Attr::QpType)?;
+    }
     if !attr.qp_types.contains(&args.qp_type) {
         return Err(Error::Unsupported(Attr::QpType));
     }

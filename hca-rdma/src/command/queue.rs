@@ -4,9 +4,9 @@ use verbs_core::cq::{CqCore, CreateCq, ModifyCq};
 use verbs_core::pd::PdCore;
 use verbs_core::srq::{CreateSrq, ModifySrq, SrqCore};
 use verbs_core::sync::Arc;
-use verbs_core::{Attr, Cq, Error, Srq, SrqAttr, Target, Why};
+use verbs_core::{Attr, Cq, DeviceCap, Error, Srq, SrqAttr, Target, Why};
 
-use super::limit::at_most;
+use super::limit::{at_most, require};
 use super::{memory, xrc};
 use crate::convert::error;
 use crate::queue;
@@ -141,7 +141,10 @@ pub(super) fn check_srq_change(nic: &Shared, args: &ModifySrq) -> Result<(), Err
             attr: Attr::MaxSrqWr,
             why: Why::Zero,
         }),
-        Some(max_wr) => at_most(Attr::MaxSrqWr, max_wr, nic.attr.max_srq_wr),
+        Some(max_wr) => {
+            require(nic, DeviceCap::SRQ_RESIZE, Attr::MaxSrqWr)?;
+            at_most(Attr::MaxSrqWr, max_wr, nic.attr.max_srq_wr)
+        }
         None => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use verbs_core::mw::{AllocMw, MwCore};
 use verbs_core::pd::PdCore;
 use verbs_core::{Attr, DeviceCap, Error, Mw, RKey, Target, WindowType};
 
+use super::limit::require;
 use super::memory;
 use crate::convert::error;
 use crate::keys::type_number;
@@ -16,10 +17,7 @@ pub(super) fn check_alloc(nic: &Shared, args: &AllocMw) -> Result<(), Error> {
         WindowType::TwoA => DeviceCap::MEM_WINDOW_TYPE_2A,
         WindowType::TwoB => DeviceCap::MEM_WINDOW_TYPE_2B,
     };
-    match nic.attr.caps.contains(needed) {
-        true => Ok(()),
-        false => Err(Error::Unsupported(Attr::MemoryWindow)),
-    }
+    require(nic, needed, Attr::MemoryWindow)
 }
 
 pub(super) fn alloc(nic: &Shared, args: AllocMw, pd: &PdCore) -> Result<Mw, Error> {

@@ -4,6 +4,7 @@ use verbs_core::sync::Arc;
 use verbs_core::xrcd::{AllocXrcd, CreateTargetQp, OpenTargetQp, XrcdCore};
 use verbs_core::{Attr, DeviceCap, Error, Qp, QpCap, Qpn, Target, Why, Xrcd};
 
+use super::limit::require;
 use super::pair::QpState;
 use crate::convert::error;
 use crate::shared::Shared;
@@ -15,10 +16,7 @@ type XrcdState = Slot<sys::Xrcd>;
 
 /// Whether the device has such connections.
 pub(super) fn check(nic: &Shared) -> Result<(), Error> {
-    match nic.attr.caps.contains(DeviceCap::XRC) {
-        true => Ok(()),
-        false => Err(Error::Unsupported(Attr::Xrcd)),
-    }
+    require(nic, DeviceCap::XRC, Attr::Xrcd)
 }
 
 /// The C library's domain behind one of these.

@@ -5,8 +5,8 @@ use std::fmt;
 use verbs_core::qp::QpCore;
 use verbs_core::sync::{Arc, OnceLock, Weak};
 use verbs_core::{
-    BatchError, Binding, Datagram, Dest, DeviceCap, Payload, PostError, QpState, QpType,
-    RawSendQueue, SendFlags, SendOp, SendWr,
+    BatchError, Binding, Capability, Datagram, Dest, DeviceCap, Payload, PostError, QpState,
+    QpType, RawSendQueue, SendFlags, SendOp, SendWr,
 };
 
 use super::{Limits, answer, refused};
@@ -109,9 +109,16 @@ impl SendQueue {
         let limits = &self.limits;
         let is_rc = matches!(limits.qp_type, QpType::Rc | QpType::XrcSend);
         match wr.op {
-            SendOp::Send | SendOp::SendWithImm(_) => Ok(()),
+            SendOp::Send => Ok(()),
+            SendOp::SendWithImm(_) if limits.caps.contains(DeviceCap::SEND_WITH_IMM) => Ok(()),
             SendOp::SendWithInv(_) if is_rc && limits.caps.intersects(INVALIDATES) => Ok(()),
-            SendOp::Write(_) | SendOp::WriteWithImm(..) if limits.qp_type != QpType::Ud => Ok(()),
+            SendOp::Write(_) if limits.qp_type != QpType::Ud => Ok(()),
+            SendOp::WriteWithImm(..)
+                if limits.qp_type != QpType::Ud
+                    && limits.caps.contains(DeviceCap::WRITE_WITH_IMM) =>
+            {
+                Ok(())
+            }
             SendOp::Read(_) if is_rc && !matches!(wr.payload, Payload::Inline(_)) => {
                 self.lookups.keys.check_sink(&wr.payload)
             }
@@ -125,7 +132,31 @@ impl SendQueue {
                     }),
                 }
             }
-            _ => Err(PostError::Unsupported),
+            _ => Err(self.why_not(&wr.op)),
+        }
+    }
+
+    /// Why an operation is refused that the device does not have, or not on this queue pair.
+    #[cold]
+    fn why_not(&self, op: &SendOp) -> PostError {
+        let any_of = match op {
+            SendOp::SendWithImm(_) => DeviceCap::SEND_WITH_IMM,
+            SendOp::WriteWithImm(..) => DeviceCap::WRITE_WITH_IMM,
+            SendOp::SendWithInv(_) | SendOp::LocalInv(_) => INVALIDATES,
+            SendOp::BindMw(_) => WINDOWS,
+            SendOp::RegMr(_) => DeviceCap::MEM_MGT_EXTENSIONS,
+            SendOp::ReadWithInv(_) => DeviceCap::READ_WITH_INV,
+            SendOp::AtomicWrite(_) => DeviceCap::ATOMIC_WRITE,
+            SendOp::Flush(_) => DeviceCap::FLUSH_GLOBAL.union(DeviceCap::FLUSH_PERSISTENT),
+            SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. } => {
+                // No call of the library posts them.
+                return PostError::NoCapability(Capability::MASKED_ATOMICS);
+            }
+            _ => return PostError::Unsupported,
+        };
+        match self.limits.caps.intersects(any_of) {
+            true => PostError::Unsupported,
+            false => PostError::NoCapability(Capability::of(any_of)),
         }
     }
 
@@ -141,7 +172,7 @@ impl SendQueue {
             && wr.payload.is_empty()
         {
             true => Ok(()),
-            false => Err(PostError::Unsupported),
+            false => Err(self.why_not(&wr.op)),
         }
     }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures::executor::block_on;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{
-    Access, Attr, Device, DeviceCap, Error, EventType, Memory, PostError, QpState, QpType, Remote,
-    Subject, Target, Wc, WcStatus, Write,
+    Access, Attr, Capability, Device, DeviceCap, Error, EventType, Memory, PostError, QpState,
+    QpType, Remote, Subject, Target, Wc, WcStatus, Write,
 };
 
 use crate::pair::connected;
@@ -125,7 +125,9 @@ fn pages_are_faulted_in_where_the_device_can_do_that() {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ON_DEMAND;
     let made = pd.register(Memory::alloc(1 << 20).unwrap(), access).wait();
     if !caps.contains(DeviceCap::ON_DEMAND_PAGING) {
-        assert_eq!(made.unwrap_err(), Error::Unsupported(Attr::Access));
+        let attr = Attr::Access;
+        let missing = Capability::of(DeviceCap::ON_DEMAND_PAGING);
+        assert_eq!(made.unwrap_err(), Error::NoCapability { attr, missing });
         return;
     }
     let mr = made.unwrap();

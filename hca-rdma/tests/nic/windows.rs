@@ -1,8 +1,8 @@
 //! Memory windows, and keys that work requests make invalid.
 
 use verbs_core::{
-    Access, Attr, Device, DeviceCap, Error, LKey, LocalInv, Memory, Mr, ObjectKind, Pd, PostError,
-    QpState, QpType, RKey, Recv, Remote, Send, WcOpcode, WcStatus, WindowType, Write,
+    Access, Attr, Capability, Device, DeviceCap, Error, LKey, LocalInv, Memory, Mr, ObjectKind, Pd,
+    PostError, QpState, QpType, RKey, Recv, Remote, Send, WcOpcode, WcStatus, WindowType, Write,
 };
 
 use crate::pair::{End, connected};
@@ -20,7 +20,8 @@ fn bed(window_type: WindowType) -> Option<(Device, Pd, End, End, Mr)> {
     };
     if !device.query().wait().unwrap().caps.contains(needed) {
         let refused = pd.alloc_mw(window_type).wait().unwrap_err();
-        assert_eq!(refused, Error::Unsupported(Attr::MemoryWindow));
+        let (attr, missing) = (Attr::MemoryWindow, Capability::of(needed));
+        assert_eq!(refused, Error::NoCapability { attr, missing });
         return None;
     }
     let (left, right) = connected(&device, &pd, QpType::Rc);

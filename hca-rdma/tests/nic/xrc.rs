@@ -1,8 +1,9 @@
 //! Extended reliable connections.
 
 use verbs_core::{
-    Access, Attr, Cq, Device, DeviceCap, Error, LocalInv, Memory, Mr, Path, Pd, PostError, Psn, Qp,
-    QpInit, QpState, QpType, Qpn, RKey, Recv, Send, Srq, Wc, WcOpcode, WcStatus, Why, Write, Xrcd,
+    Access, Attr, Capability, Cq, Device, DeviceCap, Error, LocalInv, Memory, Mr, Path, Pd,
+    PostError, Psn, Qp, QpInit, QpState, QpType, Qpn, RKey, Recv, Send, Srq, Wc, WcOpcode,
+    WcStatus, Why, Write, Xrcd,
 };
 
 use crate::pair::{BYTES, End, way};
@@ -43,9 +44,11 @@ fn bed() -> Option<Bed> {
     let attr = device.query().wait().unwrap();
     if !attr.caps.contains(DeviceCap::XRC) {
         let refused = device.alloc_xrcd().wait().unwrap_err();
-        assert_eq!(refused, Error::Unsupported(Attr::Xrcd));
+        let missing = Capability::of(DeviceCap::XRC);
+        let error = |attr| Error::NoCapability { attr, missing };
+        assert_eq!(refused, error(Attr::Xrcd));
         let refused = pd.create_qp(QpInit::xrc(&sent)).wait().unwrap_err();
-        assert_eq!(refused, Error::Unsupported(Attr::QpType));
+        assert_eq!(refused, error(Attr::QpType));
         return None;
     }
     assert!(attr.qp_types.contains(&QpType::XrcSend));

@@ -142,9 +142,18 @@ impl Builder {
 
     /// Lets a local invalidate that is not fenced take effect as soon as it is posted, before earlier work
     /// requests of its queue that still use the key, as hardware may (IBTA vol. 1, 10.8.3.3). By default
-    /// it waits for all of them.
+    /// it waits for all of them. Fences hold it back either way.
     pub fn early_invalidates(mut self) -> Self {
         self.features.early_invalidates = true;
+        self
+    }
+
+    /// Ignores fences, as a device may that has none: a work request does not wait for earlier READs and atomics, whatever
+    /// its flags are. Its client could not keep a key valid that an earlier READ still uses, so such an HCA does not have
+    /// the [memory management extensions](DeviceCap::MEM_MGT_EXTENSIONS), and refuses what takes them.
+    pub fn without_fences(mut self) -> Self {
+        self.features.fences = false;
+        self.features.remove(DeviceCap::MEM_MGT_EXTENSIONS);
         self
     }
 

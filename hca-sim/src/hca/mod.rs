@@ -411,16 +411,9 @@ impl Provider for Hca {
     }
 }
 
-/// Verbs that a port with streams does not have: there are no datagrams, groups or extended connections.
+/// Verbs that a port with streams does not have, and no bit speaks of: there are no datagrams or groups.
 fn lacks(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::AllocXrcd
-            | Kind::CreateTargetQp
-            | Kind::OpenTargetQp
-            | Kind::AttachMcast
-            | Kind::CreateAh
-    )
+    matches!(kind, Kind::AttachMcast | Kind::CreateAh)
 }
 
 /// Objects of a device that has failed can still be destroyed, and its last events read.

@@ -1,8 +1,8 @@
 //! Which optional features an HCA has, and what it refuses because it lacks them.
 
 use verbs_core::{
-    Access, AtomicCap, Attr, DeviceCap, Error, Layout, Placement, QpAttr, QpState, QpType, SendOp,
-    WindowType,
+    Access, AtomicCap, Attr, Capability, DeviceCap, Error, Layout, Placement, PostError, QpAttr,
+    QpState, QpType, SendOp, WindowType,
 };
 
 use crate::transport::congestion::Dcqcn;
@@ -16,6 +16,8 @@ pub(crate) struct Features {
     pub(crate) masked_atomics: AtomicCap,
     /// Unfenced invalidates take effect when they are posted, before what was posted earlier.
     pub(crate) early_invalidates: bool,
+    /// What is fenced waits for earlier READs and atomics. An HCA without this has no memory management extensions.
+    pub(crate) fences: bool,
     /// How reliable connections react to congestion notifications, if they do.
     pub(crate) congestion: Option<Dcqcn>,
 }
@@ -58,6 +60,7 @@ impl Default for Features {
             atomics: AtomicCap::Glob,
             masked_atomics: AtomicCap::Glob,
             early_invalidates: false,
+            fences: true,
             congestion: Some(Dcqcn::default()),
         }
     }
@@ -94,6 +97,18 @@ impl Features {
         self.caps.remove(caps.difference(ALWAYS));
     }
 
+    /// Refuses what needs one of these features if the HCA does not have it.
+    ///
+    /// # Errors
+    /// [`Error::NoCapability`].
+    pub(crate) fn require(&self, cap: DeviceCap, attr: Attr) -> Result<(), Error> {
+        if self.has(cap) {
+            return Ok(());
+        }
+        let missing = Capability::of(cap.difference(self.caps));
+        Err(Error::NoCapability { attr, missing })
+    }
+
     /// Whether the HCA has all of these.
     pub(crate) fn has(&self, caps: DeviceCap) -> bool {
         self.caps.contains(caps)
@@ -122,20 +137,63 @@ impl Features {
         }
     }
 
-    /// Whether there are queue pairs of that type, if the type is optional.
-    pub(crate) fn has_type(&self, qp_type: QpType) -> bool {
-        let extended = matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
-        !extended || self.has(DeviceCap::XRC)
+    /// Why such a work request, which can be posted with other flags or on another device only, is refused.
+    #[cold]
+    pub(crate) fn why_not(&self, op: &SendOp) -> PostError {
+        if self.posts(op) {
+            return PostError::Unsupported;
+        }
+        PostError::NoCapability(self.missing(|features| features.posts(op)))
+    }
+
+    /// The refusal of what `allows` finds possible with some features, and not with these.
+    #[cold]
+    pub(crate) fn refusal(&self, attr: Attr, allows: impl Fn(&Self) -> bool) -> Error {
+        let missing = self.missing(allows);
+        Error::NoCapability { attr, missing }
+    }
+
+    /// What is missing here. It is found by taking from an HCA with all features those that this one does not have, one
+    /// by one: the one is missing that makes the difference.
+    fn missing(&self, allows: impl Fn(&Self) -> bool) -> Capability {
+        let mut left = Self {
+            caps: DeviceCap::all(),
+            atomics: AtomicCap::Glob,
+            masked_atomics: AtomicCap::Glob,
+            ..*self
+        };
+        for (_, bit) in DeviceCap::all().difference(self.caps).iter_names() {
+            left.caps.remove(bit);
+            if !allows(&left) {
+                return Capability::of(bit);
+            }
+        }
+        left.atomics = self.atomics;
+        match allows(&left) {
+            false => Capability::ATOMICS,
+            true => Capability::MASKED_ATOMICS,
+        }
+    }
+
+    /// Refuses queue pairs of an optional type that the HCA does not have.
+    ///
+    /// # Errors
+    /// [`Error::NoCapability`].
+    pub(crate) fn check_type(&self, qp_type: QpType) -> Result<(), Error> {
+        match qp_type {
+            QpType::XrcSend | QpType::XrcRecv => self.require(DeviceCap::XRC, Attr::QpType),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a modify may name the attributes that it names.
     ///
     /// # Errors
-    /// [`Error::Unsupported`].
+    /// [`Error::NoCapability`].
     pub(crate) fn check_modify(&self, from: QpState, change: &QpAttr) -> Result<(), Error> {
         let moves = from == QpState::Sqd && change.port.is_some();
-        if moves && !self.has(DeviceCap::CHANGE_PHY_PORT) {
-            return Err(Error::Unsupported(Attr::Port));
+        if moves {
+            self.require(DeviceCap::CHANGE_PHY_PORT, Attr::Port)?;
         }
         change.access.map_or(Ok(()), |access| self.check(access))
     }
@@ -152,13 +210,17 @@ impl Features {
         !needs.iter().any(missing)
     }
 
-    /// Whether there are memory windows of that type.
-    pub(crate) fn binds(&self, window_type: WindowType) -> bool {
-        self.has(match window_type {
+    /// Refuses memory windows of a type that the HCA does not have.
+    ///
+    /// # Errors
+    /// [`Error::NoCapability`].
+    pub(crate) fn check_window(&self, window_type: WindowType) -> Result<(), Error> {
+        let cap = match window_type {
             WindowType::One => DeviceCap::MEM_WINDOW,
             WindowType::TwoA => DeviceCap::MEM_WINDOW_TYPE_2A,
             WindowType::TwoB => DeviceCap::MEM_WINDOW_TYPE_2B,
-        })
+        };
+        self.require(cap, Attr::MemoryWindow)
     }
 
     /// Whether such lists can be registered by work requests.
@@ -179,12 +241,12 @@ impl Features {
     /// Whether a queue pair or region may have these rights.
     ///
     /// # Errors
-    /// [`Error::Unsupported`].
+    /// [`Error::NoCapability`].
     pub(crate) fn check(&self, access: Access) -> Result<(), Error> {
         if self.grants(access) {
             Ok(())
         } else {
-            Err(Error::Unsupported(Attr::Access))
+            Err(self.refusal(Attr::Access, |features| features.grants(access)))
         }
     }
 }
@@ -208,7 +270,7 @@ fn flush(placement: Placement) -> DeviceCap {
 
 #[cfg(test)]
 mod tests {
-    use verbs_core::{FlushRange, LKey, RKey, Registration, Remote};
+    use verbs_core::{Binding, FlushRange, LKey, RKey, Registration, Remote};
 
     use super::*;
 
@@ -310,8 +372,40 @@ mod tests {
             assert!(all.posts(&op), "{op:?}");
             for (name, left) in &features {
                 assert_eq!(left.posts(&op), !needs.contains(name), "{op:?}, no {name}");
+                let why = match (needs.contains(name), *name) {
+                    (false, _) => PostError::Unsupported,
+                    (true, "atomics") => PostError::NoCapability(Capability::ATOMICS),
+                    (true, "masked") => PostError::NoCapability(Capability::MASKED_ATOMICS),
+                    (true, _) => PostError::NoCapability(Capability::of(all.caps - left.caps)),
+                };
+                assert_eq!(left.why_not(&op), why, "{op:?}, no {name}");
             }
         }
+    }
+
+    /// Goal: a bind is refused only where there are no windows at all, and one of their bits is named then.
+    #[test]
+    fn a_bind_needs_windows_of_any_type() {
+        let bind = SendOp::BindMw(Binding {
+            mw: RKey::new(0x100),
+            rkey: RKey::new(0x101),
+            lkey: LKey::new(0x200),
+            addr: 0,
+            len: 0,
+            access: Access::empty(),
+        });
+        let mut left = Features::default();
+        for (_, cap) in WINDOWS.iter_names() {
+            assert!(left.posts(&bind));
+            left.remove(cap);
+        }
+        let Some(missing) = (match left.why_not(&bind) {
+            PostError::NoCapability(missing) => missing.bit(),
+            other => panic!("{other}"),
+        }) else {
+            panic!("a window has a bit");
+        };
+        assert!(WINDOWS.contains(missing));
     }
 
     /// Goal: what every HCA of this kind has cannot be taken away; anything else can.

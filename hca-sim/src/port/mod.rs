@@ -276,7 +276,7 @@ impl Port {
     /// Whether a queue pair's attributes name what this port has and can reach.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Mismatch`], [`Error::Unsupported`].
+    /// [`Error::Invalid`], [`Error::Mismatch`], [`Error::NoCapability`].
     pub(crate) fn check_path(&self, attr: &QpAttr) -> Result<(), Error> {
         if let Some(access) = attr.access {
             self.features.check(access)?;

@@ -2,7 +2,7 @@
 
 use verbs_core::mem::{Touched, grace};
 use verbs_core::qp::{DestroyQp, ModifyQp, ResizeQp};
-use verbs_core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use verbs_core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use verbs_core::sync::{Arc, MutexGuard};
 use verbs_core::{Access, Attr, Command, Error, QpAttr, QpCap, QpInfo, QpState, QpType, Why};
 
@@ -15,6 +15,29 @@ use crate::queue::base::limits::{self, PORT};
 use crate::queue::base::word::flag;
 use crate::queue::recv::RecvRing;
 use crate::queue::send::SendRing;
+
+/// The ring of a queue.
+#[derive(Clone, Copy)]
+struct Filled {
+    room: u32,
+    outstanding: u32,
+}
+
+/// Whether a queue may have that depth, if one is asked for.
+fn check_depth(attr: Attr, wanted: Option<u32>, ring: Option<Filled>) -> Result<(), Error> {
+    let Some(got) = wanted else { return Ok(()) };
+    let max = limits::QP_WR;
+    match ring {
+        _ if got > max => Err(Error::Invalid { attr, got, max }),
+        Some(Filled { room: max, .. }) if got > max => Err(Error::Exhausted { attr, max }),
+        Some(Filled { outstanding, .. }) if got < outstanding => Err(Error::Outstanding {
+            attr,
+            got,
+            outstanding,
+        }),
+        _ => Ok(()),
+    }
+}
 
 impl QueuePair {
     /// The verb of that name.
@@ -146,7 +169,7 @@ impl QueuePair {
     }
 
     /// The verb of that name. The rings have the size of the next power of two, and may be used up to that; before they
-    /// are allocated, any depth may be chosen.
+    /// are allocated, any depth may be chosen. What is outstanding is counted in the rings, so posts tell nothing for it.
     pub(crate) fn resize(&self, command: Command<'_, ResizeQp>) {
         // Allocates the rings under the same lock, so that they have either the old sizes or the new ones.
         let links = self.port.link.lock();
@@ -171,25 +194,21 @@ impl QueuePair {
                 why,
             });
         }
-        let send = (
-            Attr::MaxSendWr,
-            change.max_send_wr,
-            self.send_ring().map(|sends| sends.room()),
-        );
-        let recv = (
-            Attr::MaxRecvWr,
-            change.max_recv_wr,
-            self.recv_ring().map(|recvs| recvs.room()),
-        );
-        for (attr, wanted, room) in [send, recv] {
-            match (wanted, room) {
-                (Some(got), _) if got > limits::QP_WR => {
-                    let max = limits::QP_WR;
-                    return Err(Error::Invalid { attr, got, max });
-                }
-                (Some(got), Some(max)) if got > max => return Err(Error::Exhausted { attr, max }),
-                _ => {}
-            }
+        let sends = self.send_ring().map(|sends| Filled {
+            room: sends.room(),
+            outstanding: sends.outstanding(|at| self.send_cq.is_waiting(at)),
+        });
+        let recvs = self.recv_ring().map(|recvs| Filled {
+            room: recvs.room(),
+            outstanding: recvs.outstanding(),
+        });
+        check_depth(Attr::MaxSendWr, change.max_send_wr, sends)?;
+        check_depth(Attr::MaxRecvWr, change.max_recv_wr, recvs)?;
+        if change
+            .max_send_wr
+            .is_some_and(|depth| depth < cap.max_send_wr)
+        {
+            self.gate.shrunk.store(true, Release);
         }
         cap.max_send_wr = change.max_send_wr.unwrap_or(cap.max_send_wr);
         cap.max_recv_wr = change.max_recv_wr.unwrap_or(cap.max_recv_wr);

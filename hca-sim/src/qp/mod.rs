@@ -168,6 +168,7 @@ impl QueuePair {
             gate: port.slabs.arc_or_abort(QpWord {
                 word: TouchWord::new(tag_of(QpState::Reset)),
                 asked: AtomicU8::new(0),
+                shrunk: AtomicBool::new(false),
             }),
             qpn,
             qp_type,

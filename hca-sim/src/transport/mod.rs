@@ -94,6 +94,8 @@ pub(crate) struct Path {
     pub(crate) rnr_retry: u8,
     /// The delay that is requested when no receive is posted, as the IBTA's code.
     pub(crate) min_rnr_timer: u8,
+    /// What is fenced waits for earlier READs and atomics.
+    pub(crate) fences: bool,
     /// READs and atomics outstanding as requester.
     pub(crate) max_rd_atomic: u8,
     /// READs and atomics remembered as responder.

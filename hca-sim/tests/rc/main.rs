@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 mod batches;
+mod depths;
 mod direct;
 mod ends;
 mod faults;

@@ -4,9 +4,10 @@ use hca_sim::clock::VirtualClock;
 use std::sync::Arc;
 use std::time::Duration;
 use verbs_core::{
-    Access, Atomic, AtomicWrite, Error, Extent, FastMr, FastReg, Flush, FmrPoolAttr, Layout,
-    LocalInv, Memory, Mr, Placement, PostError, Qp, QpInit, QpState, RKey, Read, Recv,
-    Registration, Send, SendWr, Wc, WcFlags, WcOpcode, WcStatus, Write, read_with_invalidate,
+    Access, Atomic, AtomicWrite, Capability, DeviceCap, Error, Extent, FastMr, FastReg, Flush,
+    FmrPoolAttr, Layout, LocalInv, Memory, Mr, Placement, PostError, Qp, QpInit, QpState, RKey,
+    Read, Recv, Registration, Send, SendWr, Wc, WcFlags, WcOpcode, WcStatus, Write,
+    read_with_invalidate,
 };
 
 use crate::ends::{End, bytes, end_of, pair, pair_on, poll, state, statuses, two_made};
@@ -259,6 +260,37 @@ fn fences_matter_where_hardware_does_not_wait() {
     }
 }
 
+/// Goal: a device that does not fence has no memory management extensions: whatever takes them is refused by the name of
+/// their bit, and the rest works.
+#[test]
+fn a_device_without_fences_cannot_invalidate_keys() {
+    let (mut a, mut b) = two_made(&VirtualClock::new(), hca_sim::Builder::without_fences);
+    way::connect(&mut a.qp, &mut b.qp);
+    let caps = a.device.query().wait().unwrap().caps;
+    assert!(!caps.contains(DeviceCap::MEM_MGT_EXTENSIONS));
+    let bit = "its capability bit MEM_MGT_EXTENSIONS is clear";
+    let said = a.pd.alloc_mr(1).wait().unwrap_err().to_string();
+    assert_eq!(
+        said,
+        format!("the device does not support the page list: {bit}")
+    );
+    let (key, to) = (RKey::new(0x100), b.mr.remote(0));
+    let read = Read::new(3, to).into(a.mr.slice(0..7));
+    for wr in [
+        SendWr::from(LocalInv::new(1, key).fenced()),
+        Send::new(2).invalidate(key).into(),
+        SendWr::from(read.invalidate()),
+    ] {
+        let said = a.qp.post_send(wr).unwrap_err().to_string();
+        let operation = "the device does not support this operation or flag";
+        assert_eq!(said, format!("{operation}: {bit}"), "{:?}", wr.op);
+    }
+    b.mr.write(0, b"fetched").unwrap();
+    post(&mut a.qp, read.signaled());
+    assert_eq!(statuses(&mut a.send_cq), [(3, OK)]);
+    assert_eq!(bytes(&a, 0, 7), b"fetched");
+}
+
 /// Goal: local work requests keep their place among others: they wait for those before them to complete
 /// first, and complete in order.
 #[test]
@@ -363,11 +395,11 @@ fn atomic_write_flush_and_masked_atomics() {
     let (mut a, b) = pair();
     if way::IS_IWARP {
         let (to, key) = (b.mr.remote(8), b.mr.rkey());
-        let none = Err(PostError::Unsupported);
+        let none = |cap| Err(PostError::NoCapability(Capability::of(cap)));
         let write = AtomicWrite::new(1, to).inline(b"8 bytes!");
-        assert_eq!(a.qp.post_send(write), none);
+        assert_eq!(a.qp.post_send(write), none(DeviceCap::ATOMIC_WRITE));
         let flush = Flush::region(2, key, Placement::GLOBAL);
-        assert_eq!(a.qp.post_send(flush), none);
+        assert_eq!(a.qp.post_send(flush), none(DeviceCap::FLUSH_GLOBAL));
         return masked_atomics(&mut a, &b.mr);
     }
     let access = ALL | Access::FLUSH_GLOBAL;
@@ -475,7 +507,9 @@ fn atomic_write_and_flush_are_refused() {
     let refused = a.qp.post_send(lasting);
     assert_eq!(
         refused,
-        Err(PostError::Unsupported),
+        Err(PostError::NoCapability(Capability::of(
+            DeviceCap::FLUSH_PERSISTENT
+        ))),
         "nothing outlives power"
     );
 }
@@ -535,22 +569,24 @@ fn without_the_bits_nothing_is_half_done() {
     let clock = VirtualClock::new();
     let (mut a, mut b) = two_made(&clock, |builder| {
         builder
-            .without(verbs_core::DeviceCap::MEM_MGT_EXTENSIONS)
-            .without(verbs_core::DeviceCap::ATOMIC_WRITE)
+            .without(DeviceCap::MEM_MGT_EXTENSIONS)
+            .without(DeviceCap::ATOMIC_WRITE)
     });
     way::connect(&mut a.qp, &mut b.qp);
-    assert!(matches!(
-        a.pd.alloc_mr(1).wait(),
-        Err(Error::Unsupported(_))
-    ));
-    for wr in [
-        SendWr::from(LocalInv::new(1, RKey::new(0x100))),
-        Send::new(1).invalidate(RKey::new(0x100)).into(),
-        AtomicWrite::new(1, b.mr.remote(0))
-            .inline(b"8 bytes!")
-            .into(),
+    let extensions = Capability::of(DeviceCap::MEM_MGT_EXTENSIONS);
+    let refused = a.pd.alloc_mr(1).wait().unwrap_err();
+    assert!(matches!(refused, Error::NoCapability { missing, .. } if missing == extensions));
+    let write = AtomicWrite::new(1, b.mr.remote(0));
+    for (wr, missing) in [
+        (LocalInv::new(1, RKey::new(0x100)).into(), extensions),
+        (Send::new(1).invalidate(RKey::new(0x100)).into(), extensions),
+        (
+            SendWr::from(write.inline(b"8 bytes!")),
+            Capability::of(DeviceCap::ATOMIC_WRITE),
+        ),
     ] {
-        assert_eq!(a.qp.post_send(wr), Err(PostError::Unsupported));
+        let refused = Err(PostError::NoCapability(missing));
+        assert_eq!(a.qp.post_send(wr), refused);
     }
     post(
         &mut a.qp,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbs_core::{
-    Arm, Armed, LKey, Payload, PostError, QpAttr, QpInit, QpState, RKey, Read, Recv, Remote, Send,
-    SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus, Write,
+    Arm, Armed, Capability, DeviceCap, LKey, Payload, PostError, QpAttr, QpInit, QpState, RKey,
+    Read, Recv, Remote, Send, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus, Write,
 };
 
 use crate::ends::{End, bytes, pair, poll, statuses};
@@ -77,7 +77,8 @@ fn immediate_data_arrives_with_sends_and_writes() {
     let send = Send::new(3).from(a.mr.slice(0..8));
     let with_imm = a.qp.post_send(send.imm(0xfeed));
     if way::IS_IWARP {
-        assert_eq!(with_imm, Err(PostError::Unsupported));
+        let missing = Capability::of(DeviceCap::SEND_WITH_IMM);
+        assert_eq!(with_imm, Err(PostError::NoCapability(missing)));
         a.qp.post_send(send).unwrap();
     }
     a.qp.post_send(

@@ -5,10 +5,13 @@
 
 mod calls;
 mod congestion;
+#[path = "../rc/depths.rs"]
+mod depths;
 #[path = "../rc/ends.rs"]
 mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
+mod fences;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]

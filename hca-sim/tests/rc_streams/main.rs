@@ -5,8 +5,12 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
+#[path = "../rc/depths.rs"]
+mod depths;
 #[path = "../rc/ends.rs"]
 mod ends;
+#[path = "../rc_packets/fences.rs"]
+mod fences;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]

@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 mod damage;
+#[path = "../rc/depths.rs"]
+mod depths;
 #[path = "../rc/ends.rs"]
 mod ends;
 #[path = "../rc/faults.rs"]

@@ -44,7 +44,7 @@ impl From<Error> for Errno {
             Error::AccessDenied => libc::EACCES,
             Error::Cancelled => libc::ECANCELED,
             Error::WouldBlock | Error::TooManyRequests { .. } => libc::EAGAIN,
-            Error::Unsupported(_) => libc::EOPNOTSUPP,
+            Error::Unsupported(_) | Error::NoCapability { .. } => libc::EOPNOTSUPP,
             Error::Exhausted { .. } | Error::NoMemory => libc::ENOMEM,
             Error::AddrInUse { .. } => libc::EADDRINUSE,
             Error::AddrNotAvailable => libc::EADDRNOTAVAIL,

@@ -66,6 +66,65 @@ bitflags! {
     }
 }
 
+/// What a device does not have, as errors name it: a bit of [`DeviceCap`], or one of the two kinds of atomics, which have
+/// no bit. One byte, so that errors stay small.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Capability(u8);
+
+impl Capability {
+    /// Atomics ([`DeviceAttr::atomic_cap`]).
+    pub const ATOMICS: Self = Self(64);
+    /// Masked atomics ([`DeviceAttr::masked_atomic_cap`]).
+    pub const MASKED_ATOMICS: Self = Self(65);
+
+    /// The lowest of these bits; of none, [`ATOMICS`](Self::ATOMICS), which have none.
+    pub const fn of(caps: DeviceCap) -> Self {
+        Self(caps.bits().trailing_zeros() as u8)
+    }
+
+    /// The bit, if it is one that this version knows.
+    pub const fn bit(self) -> Option<DeviceCap> {
+        match self.0 {
+            number @ 0..64 => DeviceCap::from_bits(1 << number),
+            _ => None,
+        }
+    }
+
+    pub(crate) const fn number(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            ..=65 => Some(Self(number)),
+            _ => None,
+        }
+    }
+}
+
+/// Why an operation is refused: a part of a sentence.
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::ATOMICS => write!(f, "its atomic_cap is {}", AtomicCap::None),
+            Self::MASKED_ATOMICS => write!(f, "its masked_atomic_cap is {}", AtomicCap::None),
+            Self(number) => {
+                let name = self.bit().and_then(|bit| bit.iter_names().next());
+                match name {
+                    Some((name, _)) => write!(f, "its capability bit {name} is clear"),
+                    None => write!(f, "its capability bit {number} is clear"),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Capability({self})")
+    }
+}
+
 /// How far an atomic operation is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AtomicCap {
@@ -249,4 +308,41 @@ pub struct PortAttr {
     pub active_speed: u8,
     /// Link layer.
     pub link_layer: LinkLayer,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is missing is said by its name, whatever it is.
+    #[test]
+    fn a_capability_says_what_is_missing() {
+        for (name, bit) in DeviceCap::all().iter_names() {
+            let missing = Capability::of(bit);
+            assert_eq!(missing.bit(), Some(bit));
+            let said = format!("its capability bit {name} is clear");
+            assert_eq!(missing.to_string(), said);
+        }
+        let unknown = Capability::of(DeviceCap::from_bits_retain(1 << 2));
+        assert_eq!(unknown.bit(), None);
+        assert_eq!(unknown.to_string(), "its capability bit 2 is clear");
+        for (kind, name) in [
+            (Capability::ATOMICS, "atomic_cap"),
+            (Capability::MASKED_ATOMICS, "masked_atomic_cap"),
+        ] {
+            assert_eq!(kind.bit(), None);
+            assert_eq!(kind.to_string(), format!("its {name} is ATOMIC_NONE"));
+        }
+    }
+
+    #[test]
+    fn numbers_that_name_nothing_are_none() {
+        for number in 0..=u8::MAX {
+            let read = Capability::from_number(number);
+            assert_eq!(
+                read.map(Capability::number),
+                (number <= 65).then_some(number)
+            );
+        }
+    }
 }

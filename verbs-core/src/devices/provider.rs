@@ -8,7 +8,7 @@
 //! * *Answer in place*, when it knows the answer: [`complete`](crate::Command::complete). This costs
 //!   little more than a function call, and is right for whatever needs no hardware.
 //! * *Refuse*: [`refuse`](crate::Command::refuse), with [`Error::Unsupported`] for verbs that the
-//!   device does not have and [`Error::Invalid`] for arguments that it cannot take. What the
+//!   device does not have, [`Error::NoCapability`] if the reason is a capability bit, and [`Error::Invalid`] for arguments that it cannot take. What the
 //!   arguments own, a handle that was to be destroyed for instance, goes back to the caller.
 //! * *Keep it*: [`pend`](crate::Command::pend) makes an owned value of it, to hold until the
 //!   hardware answers, on whatever thread that happens. `None` says that too many requests are

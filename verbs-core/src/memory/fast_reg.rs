@@ -109,7 +109,7 @@ impl Pd {
     /// Allocates a region for fast registration of up to `max_pages` pages of 4 KiB at a time.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has no memory management extensions, or not this layout;
+    /// [`Error::NoCapability`] if the device has no memory management extensions, or not this layout;
     /// [`Error::Invalid`] beyond the device's `max_fast_reg_pages`; [`Error::Exhausted`] at its `max_mr`;
     /// [`Error::NoMemory`].
     pub fn alloc_mr(&self, max_pages: u32) -> Request<'_, AllocMr> {
@@ -363,7 +363,7 @@ impl Pd {
     /// # Errors
     /// [`Error::Mismatch`] for pieces that the layout does not allow one behind the other, or for an address without
     /// the first byte's offset in its page; [`Error::OutOfRange`] for a piece that leaves its memory;
-    /// [`Error::Unsupported`] if the device does not take the layout or a right; [`Error::Exhausted`] at its `max_mr`;
+    /// [`Error::NoCapability`] if the device does not take the layout or a right; [`Error::Exhausted`] at its `max_mr`;
     /// [`Error::NoMemory`].
     ///
     /// # Examples

@@ -232,7 +232,7 @@ impl Pd {
     /// Creates a pool of fast memory regions.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has none; [`Error::Invalid`] beyond its `max_fast_reg_pages`,
+    /// [`Error::NoCapability`] if the device has none; [`Error::Invalid`] beyond its `max_fast_reg_pages`,
     /// or for no remap at all; [`Error::Exhausted`] at its `max_mr`; [`Error::NoMemory`].
     pub fn create_fmr_pool(&self, attr: FmrPoolAttr) -> Request<'_, CreateFmrPool> {
         let pd = Child::new(self.core(), ObjectKind::FmrPool);

@@ -107,7 +107,7 @@ impl Pd {
     /// Allocates a memory window.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device does not have that type, [`Error::Exhausted`] at its
+    /// [`Error::NoCapability`] if the device does not have that type, [`Error::Exhausted`] at its
     /// `max_mw`.
     pub fn alloc_mw(&self, window_type: WindowType) -> Request<'_, AllocMw> {
         let pd = Child::new(self.core(), ObjectKind::Mw);

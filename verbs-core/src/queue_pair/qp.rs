@@ -147,7 +147,7 @@ impl Pd {
     /// # Errors
     /// [`Error::Invalid`] for sizes beyond the device's, [`Error::Mismatch`] for a completion queue
     /// of another device, [`Error::Exhausted`] at the device's `max_qp`,
-    /// [`Error::Unsupported`] for a type or flag that the device does not have.
+    /// [`Error::Unsupported`] or [`Error::NoCapability`] for a type or flag that the device does not have.
     pub fn create_qp(&self, init: QpInit<'_>) -> Request<'_, CreateQp> {
         CreateQp::request(self, &init)
     }
@@ -468,13 +468,17 @@ verb!(ResizeQp, QpCore => QpCap);
 
 impl Qp {
     /// Changes how many work requests a queue holds; yields the sizes that the queue pair has then. What is posted
-    /// stays: a queue that holds more than its new depth takes the next one when enough have completed.
+    /// stays, so a depth below what is outstanding is refused, and the queue pair continues as it was. Outstanding are
+    /// the work requests from the oldest that is not finished to the newest: a receive that waits for a message, a send
+    /// that is not carried out or whose completion was not polled. What other threads post or poll at this moment may be
+    /// counted or not.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without [`RESIZE_MAX_WR`](crate::DeviceCap::RESIZE_MAX_WR); [`Error::Invalid`] beyond
+    /// [`Error::NoCapability`] without [`RESIZE_MAX_WR`](crate::DeviceCap::RESIZE_MAX_WR); [`Error::Invalid`] beyond
     /// the device's `max_qp_wr`; [`Error::Mismatch`] if the queue pair takes its receives from a shared queue;
     /// [`Error::Exhausted`] if a queue that is in use cannot grow that far, with the depth that it can have: providers
-    /// allocate queues on the way to INIT. Nothing has changed then.
+    /// allocate queues on the way to INIT; [`Error::Outstanding`] for a depth below what is outstanding. Nothing has
+    /// changed then.
     ///
     /// # Examples
     /// ```

@@ -107,7 +107,7 @@ impl Device {
     /// Allocates a domain of extended reliable connections.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] at the device's `max_xrcd`, [`Error::Unsupported`] where the device has no
+    /// [`Error::Exhausted`] at the device's `max_xrcd`, [`Error::NoCapability`] where the device has no
     /// such connections.
     pub fn alloc_xrcd(&self) -> Request<'_, AllocXrcd> {
         let device = Child::new(self.core(), ObjectKind::Xrcd);

@@ -8,6 +8,7 @@
 use std::fmt;
 
 use crate::addr::LKey;
+use crate::caps::Capability;
 use crate::extension::Work;
 use crate::mem::Access;
 use crate::qp_state::QpState;
@@ -57,9 +58,12 @@ pub enum PostError {
         /// Largest message in bytes.
         max: u32,
     },
-    /// This queue pair or device does not support the operation, or not with these flags.
+    /// This queue pair does not support the operation, or not with these flags.
     #[error("the queue pair does not support this operation or flag")]
     Unsupported,
+    /// The device does not have the operation or flag: the capability that it takes is missing.
+    #[error("the device does not support this operation or flag: {0}")]
+    NoCapability(Capability),
     /// An atomic's local memory is not exactly 8 bytes.
     #[error("an atomic needs exactly 8 bytes of local memory, not {got}")]
     AtomicSize {

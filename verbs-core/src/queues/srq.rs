@@ -265,7 +265,7 @@ impl Srq {
     ///
     /// # Errors
     /// [`Error::Invalid`] for more than the device's `max_srq_wr`, [`Error::Mismatch`] for a depth of 0
-    /// or less than what is posted, [`Error::Unsupported`] where queues cannot be resized.
+    /// or less than what is posted, [`Error::NoCapability`] where queues cannot be resized.
     pub fn resize(&self, max_wr: u32) -> Request<'_, ModifySrq> {
         ModifySrq::request(&self.core, Some(max_wr), None)
     }

@@ -78,7 +78,7 @@ impl Subject {
     }
 
     /// The verbs that the provider does not have: the suite demands that these are refused with
-    /// [`Error::Unsupported`], and that no other is. A verb on an object that cannot be created for
+    /// [`Error::is_unsupported`], and that no other is. A verb on an object that cannot be created for
     /// want of another verb need not be named.
     #[must_use]
     pub fn without(mut self, kinds: &[Kind]) -> Self {

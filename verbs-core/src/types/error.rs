@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use crate::caps::Capability;
 use crate::qp_state::Transition;
 
 /// Why a verb failed. `Copy` and small: details that own something ride in the verb's own error
@@ -30,6 +31,19 @@ pub enum Error {
         attr: Attr,
         /// What is wrong with it.
         why: Why,
+    },
+    /// A queue cannot be made smaller than what is outstanding on it; nothing was done.
+    #[error(
+        "{attr} = {got} is too small: {outstanding} work requests are outstanding; ask for at least {outstanding}, or \
+         wait until fewer are"
+    )]
+    Outstanding {
+        /// Which depth.
+        attr: Attr,
+        /// The depth that was asked for.
+        got: u32,
+        /// Work requests that are posted and not finished.
+        outstanding: u32,
     },
     /// A range of bytes leaves the memory that it was to lie in; nothing was done.
     #[error("the range ends at byte {end} of memory that has {size}")]
@@ -72,9 +86,17 @@ pub enum Error {
     /// The device has gone; everything pending on it ends this way (K15).
     #[error("the device was removed")]
     DeviceRemoved,
-    /// The device does not have this verb or option; its capability bit is clear.
+    /// The device does not have this verb or option, for which there is no capability bit.
     #[error("the device does not support {0}")]
     Unsupported(Attr),
+    /// The device does not have this verb or option: the capability that it takes is missing.
+    #[error("the device does not support {attr}: {missing}")]
+    NoCapability {
+        /// What was asked for.
+        attr: Attr,
+        /// What the device does not have.
+        missing: Capability,
+    },
     /// The device reported a failure of its own (an injected one, for instance).
     #[error("the device failed the command")]
     DeviceFailed,
@@ -109,6 +131,13 @@ pub enum Error {
     /// A provider dropped the command without completing it (K7): a defect of the provider.
     #[error("the provider dropped the command without answering (a defect of the provider)")]
     Dropped,
+}
+
+impl Error {
+    /// Whether the device does not have what was asked for, so that asking again is of no use.
+    pub const fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Unsupported(_) | Self::NoCapability { .. })
+    }
 }
 
 /// A number of bytes in 56 bits, so that two of them fit into an [`Error`]; larger ones count as the

@@ -13,7 +13,8 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{
-    Attr, DeviceAttr, DeviceCap, Error, EventType, Gid, Lid, PKey, PortState, Qpn, Subject,
+    Attr, Capability, DeviceAttr, DeviceCap, Error, EventType, Gid, Lid, PKey, PortState, Qpn,
+    Subject,
 };
 
 use crate::hca::Hca;
@@ -58,7 +59,10 @@ impl About {
 
     fn modify(&self, change: &ModifyDevice) -> Result<(), Error> {
         if change.sys_image_guid.is_some() && !self.attr.caps.contains(DeviceCap::SYS_IMAGE_GUID) {
-            return Err(Error::Unsupported(Attr::SysImageGuid));
+            return Err(Error::NoCapability {
+                attr: Attr::SysImageGuid,
+                missing: Capability::of(DeviceCap::SYS_IMAGE_GUID),
+            });
         }
         if let Some(desc) = &change.node_desc {
             at_most(Attr::NodeDesc, desc.len(), NODE_DESC_MAX)?;

@@ -61,8 +61,9 @@ pub(super) fn query_qp(command: Command<'_, QueryQp>) {
 }
 
 pub(super) fn resize_qp(hca: &Hca, command: Command<'_, ResizeQp>) {
-    if !hca.port.features.has(DeviceCap::RESIZE_MAX_WR) {
-        return command.complete(Err(Error::Unsupported(Attr::MaxSendWr)));
+    let features = &hca.port.features;
+    if let Err(error) = features.require(DeviceCap::RESIZE_MAX_WR, Attr::MaxSendWr) {
+        return command.complete(Err(error));
     }
     match queue_pair(command.target().base()) {
         Some(qp) => qp.resize(command),
@@ -93,10 +94,8 @@ fn make_qp(hca: &Hca, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>,
         QpType::Smi => hca.port.managed.is_some(),
         _ => false,
     };
-    let is_known = is_known
-        && (hca.port.streams.is_none() || command.qp_type == QpType::Rc)
-        && hca.port.features.has_type(command.qp_type);
-    if !is_known {
+    hca.port.features.check_type(command.qp_type)?;
+    if !is_known || hca.port.streams.is_some() && command.qp_type != QpType::Rc {
         return Err(Error::Unsupported(Attr::QpType));
     }
     if command.low_latency && !hca.port.driver().is_some_and(Driver::has_thread) {

@@ -85,8 +85,12 @@ pub(super) fn modify_srq(hca: &Hca, command: Command<'_, ModifySrq>) {
         return command.complete(Err(Error::DeviceFailed));
     };
     let (resize, limit) = (command.max_wr, command.srq_limit);
-    if resize.is_some() && !hca.port.features.has(DeviceCap::SRQ_RESIZE) {
-        return command.complete(Err(Error::Unsupported(Attr::MaxSrqWr)));
+    let resizable = hca
+        .port
+        .features
+        .require(DeviceCap::SRQ_RESIZE, Attr::MaxSrqWr);
+    if let (Some(_), Err(error)) = (resize, resizable) {
+        return command.complete(Err(error));
     }
     // All or nothing, so the change that may be refused comes first.
     let depth = resize.unwrap_or(srq.depth());

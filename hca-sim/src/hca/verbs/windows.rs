@@ -76,7 +76,9 @@ pub(super) fn alloc_mr(port: &Port, command: Command<'_, AllocMr>) {
     let allowed = if port.features.takes(layout) {
         check_pages(pages)
     } else {
-        Err(Error::Unsupported(Attr::PageList))
+        Err(port
+            .features
+            .refusal(Attr::PageList, |features| features.takes(layout)))
     };
     let mrs = &port.mrs;
     let key = allowed.and_then(|()| mrs.allocate(pd, layout, pages));
@@ -100,10 +102,10 @@ pub(super) fn alloc_mr(port: &Port, command: Command<'_, AllocMr>) {
 }
 
 pub(super) fn reg_pages(port: &Port, command: Command<'_, RegPages>) {
-    let features = &port.features;
-    let allowed = match features.lists(command.layout) {
+    let (features, layout) = (&port.features, command.layout);
+    let allowed = match features.lists(layout) {
         true => features.check(command.access),
-        false => Err(Error::Unsupported(Attr::PageList)),
+        false => Err(features.refusal(Attr::PageList, |features| features.lists(layout))),
     };
     if let Err(error) = allowed {
         return command.complete(Err(error));
@@ -158,8 +160,8 @@ pub(super) fn free_mr(port: &Port, command: Command<'_, FreeMr>) {
 
 pub(super) fn alloc_mw(port: &Port, command: Command<'_, AllocMw>) {
     let kind = command.window_type;
-    if !port.features.binds(kind) {
-        return command.complete(Err(Error::Unsupported(Attr::MemoryWindow)));
+    if let Err(error) = port.features.check_window(kind) {
+        return command.complete(Err(error));
     }
     let pd = command.target().base().id().number;
     match port.mrs.allocate_window(pd, kind) {
@@ -220,9 +222,7 @@ pub(super) fn create_fmr_pool(port: &Port, command: Command<'_, CreateFmrPool>) 
 /// The keys of a pool, all or none.
 fn reserve(port: &Port, command: &Command<'_, CreateFmrPool>) -> Result<Vec<LKey>, Error> {
     let (features, attr) = (&port.features, command.attr);
-    if !features.has(DeviceCap::FMR_POOL) {
-        return Err(Error::Unsupported(Attr::MaxFmr));
-    }
+    features.require(DeviceCap::FMR_POOL, Attr::MaxFmr)?;
     features.check(attr.access)?;
     attr.access.check()?;
     check_pages(attr.max_pages)?;

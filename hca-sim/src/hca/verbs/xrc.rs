@@ -21,8 +21,8 @@ const NO_QUEUES: QpCap = QpCap {
 };
 
 pub(super) fn alloc_xrcd(hca: &Hca, command: Command<'_, AllocXrcd>) {
-    if !hca.port.features.has(DeviceCap::XRC) {
-        return command.complete(Err(Error::Unsupported(Attr::Xrcd)));
+    if let Err(error) = hca.port.features.require(DeviceCap::XRC, Attr::Xrcd) {
+        return command.complete(Err(error));
     }
     // Targets have no completions; a queue pair has completion queues nevertheless.
     let made = CqRing::new(1, Arc::default(), None, true)

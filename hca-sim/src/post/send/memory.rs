@@ -12,7 +12,7 @@ impl SendPoster {
     /// Checks what a work request other than SEND, WRITE and READ shows by itself.
     pub(super) fn check_memory_op(&self, wr: &SendWr<'_>, inline: bool) -> Result<(), PostError> {
         if !self.qp.port.features.posts(&wr.op) {
-            return Err(PostError::Unsupported);
+            return Err(self.qp.port.features.why_not(&wr.op));
         }
         let flagged = wr.flags.contains(SendFlags::INLINE);
         match wr.op {

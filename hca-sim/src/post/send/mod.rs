@@ -11,6 +11,7 @@ use verbs_core::mem::{MrTable, Seen, pin};
 use verbs_core::queue::post_shortest;
 use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::Arc;
+use verbs_core::sync::atomic::Ordering::{AcqRel, Release};
 use verbs_core::{
     BatchError, Dest, How, Payload, Piece, PostCode, PostError, QpType, Qpn, RawSendQueue, Remote,
     SendFlags, SendOp, SendWr,
@@ -189,7 +190,9 @@ impl SendPoster {
                 return Err(PostError::State(self.qp.state()));
             };
             let (retired, resets) = (&mut self.retired, &mut self.resets);
-            find_room(&self.qp, sends, self.posted, retired, resets)?;
+            if let Err(full) = find_room(&self.qp, sends, self.posted, retired, resets) {
+                free_finished(&self.qp, sends, self.posted, retired, full)?;
+            }
             if self.always.is_empty() {
                 sends.append(self.posted, wr);
             } else {
@@ -211,12 +214,18 @@ impl SendPoster {
             return Err(PostError::State(state));
         };
         let (retired, resets) = (&mut self.retired, &mut self.resets);
-        find_room(&self.qp, &sends, self.posted, retired, resets)?;
+        let found = find_room(&self.qp, &sends, self.posted, retired, resets);
+        let depth = self.qp.cap.get().max_send_wr;
+        // A queue that was made smaller may hold more than its depth still.
+        let is_full = self.posted.wrapping_sub(*retired) >= depth;
+        if found.is_err() || is_full {
+            let full = PostError::Full { depth };
+            free_finished(&self.qp, &sends, self.posted, retired, full)?;
+        }
         if self.buffer.is_dead() {
             self.buffer = self.qp.send_cq.buffer();
         }
         let direct = sends.is_drained() && self.look_for_door(&sends);
-        let depth = self.qp.cap.get().max_send_wr;
         self.limit = if direct {
             self.retired.wrapping_add(depth)
         } else {
@@ -262,7 +271,7 @@ impl SendPoster {
                 if has_both && self.qp.port.features.posts(&wr.op) {
                     Ok(())
                 } else {
-                    Err(PostError::Unsupported)
+                    Err(self.qp.port.features.why_not(&wr.op))
                 }
             }
             SendOp::Read(_) if !inline => Ok(()),
@@ -409,6 +418,32 @@ fn find_room(
         return Err(PostError::Full { depth });
     };
     *retired = newest.wrapping_add(1);
+    Ok(())
+}
+
+/// Frees the places of work requests that are finished, although none after them makes a completion, in a queue that is
+/// full because it was made smaller: its consumer could not have known of the new depth when it posted them.
+///
+/// # Errors
+/// `full` if there are none.
+#[cold]
+fn free_finished(
+    qp: &QueuePair,
+    sends: &SendRing,
+    posted: u32,
+    retired: &mut u32,
+    full: PostError,
+) -> Result<(), PostError> {
+    if !qp.gate.shrunk.swap(false, AcqRel) {
+        return Err(full);
+    }
+    // None from here on was polled.
+    *retired = sends.first_unfinished(*retired, posted).unwrap_or(posted);
+    if posted.wrapping_sub(*retired) >= qp.cap.get().max_send_wr {
+        // Later, when more are polled.
+        qp.gate.shrunk.store(true, Release);
+        return Err(full);
+    }
     Ok(())
 }
 

@@ -142,6 +142,7 @@ pub(super) fn discard(qp: &QueuePair) {
         while let Some(at) = sends.next() {
             sends.executed(at);
         }
+        sends.forget_marks();
     }
     if let Some(recvs) = qp.recv_ring() {
         while let Some(waiting) = recvs.next() {

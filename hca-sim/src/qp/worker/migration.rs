@@ -52,7 +52,7 @@ pub(in crate::qp) fn swap_paths(attr: &mut QpAttr) {
 /// Whether a modify may name what it names of path migration.
 ///
 /// # Errors
-/// [`Error::Unsupported`], [`Error::Mismatch`], and those of the path.
+/// [`Error::NoCapability`], [`Error::Mismatch`], and those of the path.
 pub(in crate::qp) fn check_migration(qp: &QueuePair, change: &QpAttr) -> Result<(), Error> {
     if change.alt_path.is_none() && change.path_mig_state.is_none() {
         return Ok(());
@@ -67,12 +67,11 @@ pub(in crate::qp) fn check_migration(qp: &QueuePair, change: &QpAttr) -> Result<
         // Programs of libibverbs say so of the only path that there is.
         return Ok(());
     }
-    if !qp.port.features.has(DeviceCap::AUTO_PATH_MIG) {
-        return Err(Error::Unsupported(match change.alt_path {
-            Some(_) => Attr::AltPath,
-            None => Attr::PathMigState,
-        }));
-    }
+    let asked = match change.alt_path {
+        Some(_) => Attr::AltPath,
+        None => Attr::PathMigState,
+    };
+    qp.port.features.require(DeviceCap::AUTO_PATH_MIG, asked)?;
     if let Some(alt) = change.alt_path {
         check_alternate(qp, &alt)?;
     }

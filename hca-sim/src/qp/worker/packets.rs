@@ -62,6 +62,7 @@ fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
         retry_cnt: attr.retry_cnt.unwrap_or(0),
         rnr_retry: attr.rnr_retry.unwrap_or(0),
         min_rnr_timer: attr.min_rnr_timer.unwrap_or(0),
+        fences: qp.port.features.fences,
         max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
         max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
         sq_psn: attr.sq_psn.map_or(0, |psn| psn.value()),

@@ -1,7 +1,7 @@
 //! The part of a queue pair that its posters read.
 
 use verbs_core::mem::TouchWord;
-use verbs_core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use verbs_core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 /// Parts of a queue pair's word.
 pub(crate) mod flag {
@@ -15,13 +15,15 @@ pub(crate) mod flag {
     pub(crate) const REMOVED: u32 = 1 << 5;
 }
 
-/// What posters of receives read each time: one line.
+/// What posters of receives read each time, and a fact for the poster of sends: one line.
 #[derive(Debug)]
 pub(crate) struct QpWord {
     /// The state, and the other parts that [`flag`] names.
     pub(crate) word: TouchWord,
     /// What the sender asks of the poster: [`CALL`](Self::CALL), [`INLINE_CREDITS`](Self::INLINE_CREDITS).
     pub(crate) asked: AtomicU8,
+    /// The send queue was made smaller, and may hold more finished work requests than it has places.
+    pub(crate) shrunk: AtomicBool,
 }
 
 impl QpWord {

@@ -211,6 +211,13 @@ impl CqRing {
         self.consumer.head.load(Acquire)
     }
 
+    /// Whether the completion at that position, which was pushed, was not polled yet.
+    pub(crate) fn is_waiting(&self, at: u32) -> bool {
+        let ahead = at.wrapping_sub(self.head());
+        // A position that is far behind may look far ahead.
+        ahead < self.buffer().len()
+    }
+
     /// Completions were lost: informs the client, once. Called outside pins and locks.
     pub(crate) fn tell_overrun(&self, counters: &Counters) {
         if !self.told.swap(true, AcqRel) {

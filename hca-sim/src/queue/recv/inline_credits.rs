@@ -89,6 +89,15 @@ impl RecvRing {
         }
     }
 
+    /// The receives that wait for a message, or were taken by inline CQEs that are not scattered. Those that are posted
+    /// or taken at this moment are counted or not.
+    pub(crate) fn outstanding(&self) -> u32 {
+        let (freed, head) = (self.freed(), self.consumer.head.load(Acquire));
+        let is_filled = |&n: &u32| self.is_filled(head.wrapping_add(n));
+        let waiting = (0..self.room()).take_while(is_filled).count() as u32;
+        head.wrapping_sub(freed).wrapping_add(waiting)
+    }
+
     /// Inline CQEs of at most `room` bytes may use the receive at that position, which is filled. For the producer.
     pub(crate) fn offer(&self, at: u32, room: u32) {
         let inline_credits = &self.producer.inline_credits;

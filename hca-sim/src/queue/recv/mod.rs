@@ -219,6 +219,12 @@ impl RecvRing {
         self.entries.0.len()
     }
 
+    /// Whether the entry at that position, which is not before the consumer's and less than a lap behind it, is filled.
+    fn is_filled(&self, at: u32) -> bool {
+        let (entry, lap) = self.entries.place(at);
+        (entry.0[0].load(Acquire) ^ lap) & LAP == 0
+    }
+
     /// The oldest receive that was not consumed. For the consumer only.
     #[inline(always)]
     pub(crate) fn next(&self) -> Option<Waiting<'_>> {

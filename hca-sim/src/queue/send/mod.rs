@@ -28,6 +28,8 @@ mod models;
 
 use entry::{SendEntry, has_operands};
 
+/// The mark of no work request: its position was not on lap -1 of the ring.
+const NEVER: u64 = (u32::MAX as u64) << 32;
 /// Words of an entry before its room, where pieces, inline bytes and operands are.
 const HEADER: usize = 4;
 /// Words at the end of the room, for operations that have operands.
@@ -131,10 +133,7 @@ impl SendRing {
             words: allocate(count * stride, || AtomicU64::new(0))?,
             stride: stride as u16,
             to: to as u16,
-            // No work request has the number that is written here: 0 is never on lap -1.
-            marks: RingIndex::new(
-                slabs.arc_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
-            ),
+            marks: RingIndex::new(slabs.arc_slice(count, || AtomicU64::new(NEVER))?),
             side: Tracked::new(),
             filled: Row::new(count),
         })
@@ -173,6 +172,49 @@ impl SendRing {
     pub(crate) fn marked(&self, index: u32) -> Option<u32> {
         let mark = self.marks.at(index).load(Relaxed);
         ((mark >> 32) as u32 == index).then_some(mark as u32)
+    }
+
+    /// Forgets at which positions work requests completed. For the machine, while nothing can be posted.
+    pub(crate) fn forget_marks(&self) {
+        for mark in self.marks.rest_of_lap(0) {
+            mark.store(NEVER, Relaxed);
+        }
+    }
+
+    /// The work requests from the oldest that is not finished to the newest, both included: one that was not carried
+    /// out, or whose completion waits at a position of which `waits` says so. Those that are posted at this moment are
+    /// counted or not.
+    pub(crate) fn outstanding(&self, waits: impl Fn(u32) -> bool) -> u32 {
+        let marks = self.marks.rest_of_lap(0).iter();
+        let completed = marks.map(|mark| mark.load(Relaxed)).filter_map(|mark| {
+            let is_waiting = mark != NEVER && waits(mark as u32);
+            is_waiting.then_some((mark >> 32) as u32)
+        });
+        let (from, to) = (self.executed.load(Acquire), self.appended.load(Acquire));
+        let positions = (0..to.wrapping_sub(from).min(self.room())).map(|n| from.wrapping_add(n));
+        let unfinished = completed.chain(positions.map(|at| self.index(at)));
+        let mut span: Option<(u32, u32)> = None;
+        for index in unfinished {
+            let (first, last) = span.unwrap_or((index, index));
+            let is_before = |a: u32, b: u32| a.wrapping_sub(b).cast_signed() < 0;
+            span = Some((
+                if is_before(index, first) {
+                    index
+                } else {
+                    first
+                },
+                if is_before(last, index) { index } else { last },
+            ));
+        }
+        span.map_or(0, |(first, last)| last.wrapping_sub(first).wrapping_add(1))
+    }
+
+    /// The oldest work request, from `first` on and before `end`, that is not carried out or has made a completion. For
+    /// the poster.
+    pub(crate) fn first_unfinished(&self, first: u32, end: u32) -> Option<u32> {
+        let waiting = self.next().map(|at| self.index(at));
+        let mut all = (0..end.wrapping_sub(first)).map(|n| first.wrapping_add(n));
+        all.find(|&index| waiting == Some(index) || self.marked(index).is_some())
     }
 
     /// Whether the machine has nothing to do, so that the poster may place messages itself.

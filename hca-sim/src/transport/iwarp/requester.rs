@@ -145,7 +145,8 @@ impl Requester {
         }
         let mut scratch = Scratch::default();
         let wr = ends.sends.read(at, &mut scratch);
-        let is_fenced = begins && wr.flags.contains(SendFlags::FENCE) && self.reads != 0;
+        let waits = begins && wr.flags.contains(SendFlags::FENCE) && self.reads != 0;
+        let is_fenced = waits && ends.path.fences;
         match wr.op {
             _ if wr.op.is_local() => self.step_local(ends, &wr, is_fenced, events),
             _ if is_fenced => Ok(Step::Held),

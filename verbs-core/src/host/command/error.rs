@@ -1,5 +1,6 @@
 //! Why a verb failed, as bytes.
 
+use crate::caps::Capability;
 use crate::error::{Attr, ByteCount, Error, Why};
 use crate::host::bytes::{Encode, Malformed, Reader, encode};
 use crate::host::quota::QuotaError;
@@ -106,14 +107,12 @@ impl Encode for Error {
     fn put(&self, out: &mut Vec<u8>) {
         let plain: u16 = match self {
             Self::Invalid { attr, got, max } => {
-                1_u16.put(out);
-                attr.put(out);
+                put_about(1, *attr, out);
                 got.put(out);
                 return max.put(out);
             }
             Self::Mismatch { attr, why } => {
-                2_u16.put(out);
-                attr.put(out);
+                put_about(2, *attr, out);
                 return why.put(out);
             }
             Self::OutOfRange { end, size } => {
@@ -126,8 +125,7 @@ impl Encode for Error {
                 return transition.put(out);
             }
             Self::Unsupported(attr) => {
-                5_u16.put(out);
-                return attr.put(out);
+                return put_about(5, *attr, out);
             }
             Self::Os { errno } => {
                 6_u16.put(out);
@@ -138,13 +136,25 @@ impl Encode for Error {
                 return max.put(out);
             }
             Self::Exhausted { attr, max } => {
-                8_u16.put(out);
-                attr.put(out);
+                put_about(8, *attr, out);
                 return max.put(out);
             }
             Self::AddrInUse { port } => {
                 18_u16.put(out);
                 return port.put(out);
+            }
+            Self::NoCapability { attr, missing } => {
+                put_about(20, *attr, out);
+                return u16::from(missing.number()).put(out);
+            }
+            Self::Outstanding {
+                attr,
+                got,
+                outstanding,
+            } => {
+                put_about(21, *attr, out);
+                got.put(out);
+                return outstanding.put(out);
             }
             Self::Busy => 9,
             Self::Closing => 10,
@@ -196,6 +206,20 @@ impl Encode for Error {
             17 => Self::Dropped,
             18 => Self::AddrInUse { port: from.read()? },
             19 => Self::AddrNotAvailable,
+            20 => {
+                let (attr, number): (_, u16) = (from.read()?, from.read()?);
+                let known = u8::try_from(number).ok().and_then(Capability::from_number);
+                let missing = known.ok_or(Malformed::Unknown {
+                    what: "capability",
+                    got: number.into(),
+                })?;
+                Self::NoCapability { attr, missing }
+            }
+            21 => Self::Outstanding {
+                attr: from.read()?,
+                got: from.read()?,
+                outstanding: from.read()?,
+            },
             got => {
                 return Err(Malformed::Unknown {
                     what: "error",
@@ -204,6 +228,12 @@ impl Encode for Error {
             }
         })
     }
+}
+
+/// The number of an error about an argument, and which one.
+fn put_about(number: u16, attr: Attr, out: &mut Vec<u8>) {
+    number.put(out);
+    attr.put(out);
 }
 
 encode! {

@@ -2,6 +2,7 @@
 
 use bitflags::bitflags;
 
+use crate::caps::{Capability, DeviceCap};
 use crate::error::{Attr, Error, Why};
 
 bitflags! {
@@ -60,10 +61,16 @@ impl Access {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if a peer may write or do atomics and `LOCAL_WRITE` is missing (IBTA vol. 1,
-    /// 11.2.8.2); [`Error::Unsupported`] for `ON_DEMAND`, which a provider that has it removes before, and for unknown
-    /// flags outside the range of optional ones.
+    /// 11.2.8.2); [`Error::NoCapability`] for `ON_DEMAND`, which a provider that has it removes before;
+    /// [`Error::Unsupported`] for unknown flags outside the range of optional ones.
     pub const fn check(self) -> Result<(), Error> {
-        let known = Self::all().difference(Self::ON_DEMAND).bits() | Self::OPTIONAL;
+        if self.contains(Self::ON_DEMAND) {
+            return Err(Error::NoCapability {
+                attr: Attr::Access,
+                missing: Capability::of(DeviceCap::ON_DEMAND_PAGING),
+            });
+        }
+        let known = Self::all().bits() | Self::OPTIONAL;
         if self.bits() & !known != 0 {
             return Err(Error::Unsupported(Attr::Access));
         }
@@ -122,7 +129,9 @@ mod tests {
     #[test]
     fn unknown_flags_are_refused_unless_optional() {
         let unsupported = Err(Error::Unsupported(Attr::Access));
-        assert_eq!(Access::ON_DEMAND.check(), unsupported);
+        let said = Access::ON_DEMAND.check().map_err(|error| error.to_string());
+        let text = "the device does not support access flags: its capability bit ON_DEMAND_PAGING is clear";
+        assert_eq!(said, Err(text.into()));
         assert_eq!(Access::from_bits_retain(1 << 10).check(), unsupported);
         assert_eq!(Access::from_bits_retain(1 << 29).check(), Ok(()));
         assert_eq!(Access::from_bits_retain(1 << 30).check(), unsupported);

@@ -6,6 +6,7 @@
 use std::num::NonZeroU64;
 
 use crate::addr::{LKey, RKey};
+use crate::caps::Capability;
 use crate::mem::Access;
 use crate::qp_state::QpState;
 use crate::queue::PostError;
@@ -121,6 +122,7 @@ mod which {
     pub(super) const UNREACHABLE: u32 = 16;
     pub(super) const READ_SINK: u32 = 17;
     pub(super) const KEY: u32 = 18;
+    pub(super) const NO_CAPABILITY: u32 = 19;
 }
 
 impl From<PostError> for PostCode {
@@ -145,6 +147,9 @@ impl From<PostError> for PostCode {
             PostError::NoSrq => (which::NO_SRQ, 0, 0),
             PostError::Unreachable => (which::UNREACHABLE, 0, 0),
             PostError::Key(key) => (which::KEY, key, 0),
+            PostError::NoCapability(missing) => {
+                (which::NO_CAPABILITY, u32::from(missing.number()), 0)
+            }
             PostError::ReadSink { lkey, missing } => {
                 (which::READ_SINK, lkey.value(), missing.bits())
             }
@@ -188,6 +193,10 @@ impl From<PostCode> for PostError {
             which::NO_SRQ => Self::NoSrq,
             which::UNREACHABLE => Self::Unreachable,
             which::KEY => Self::Key(first),
+            which::NO_CAPABILITY => {
+                let missing = Capability::from_number(first as u8);
+                missing.map_or(Self::Unsupported, Self::NoCapability)
+            }
             which::READ_SINK => Self::ReadSink {
                 lkey: LKey::new(first),
                 missing: Access::from_bits_retain(second),
@@ -221,6 +230,7 @@ mod tests {
             PostError::NoSrq,
             PostError::Unreachable,
             PostError::Key(got),
+            PostError::NoCapability(Capability::MASKED_ATOMICS),
             PostError::ReadSink {
                 lkey: LKey::new(got),
                 missing: Access::REMOTE_WRITE,

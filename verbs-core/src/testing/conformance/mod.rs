@@ -226,8 +226,11 @@ fn each_verb_of(make: Make<'_>, owner: Origin, check: impl Fn(&Subject, Kind, St
 fn not_offered(subject: &Subject, kind: Kind, missing: NotOffered) {
     let NotOffered { verb, error } = missing;
     let allowed = match error {
-        Error::Unsupported(Attr::QpType) => verb == Kind::CreateQp && !subject.has(kind),
-        Error::Unsupported(_) => !subject.has(verb),
+        Error::Unsupported(Attr::QpType)
+        | Error::NoCapability {
+            attr: Attr::QpType, ..
+        } => verb == Kind::CreateQp && !subject.has(kind),
+        error if error.is_unsupported() => !subject.has(verb),
         _ => false,
     };
     assert!(allowed, "{kind} needs {verb}, which failed: {error}");
@@ -237,7 +240,7 @@ fn not_offered(subject: &Subject, kind: Kind, missing: NotOffered) {
 fn judge(subject: &Subject, kind: Kind, answer: &Answer) {
     let right = match answer.error() {
         // No device has that extension.
-        Some(Error::Unsupported(_)) => kind == Kind::CallExtension || !subject.has(kind),
+        Some(error) if error.is_unsupported() => kind == Kind::CallExtension || !subject.has(kind),
         // No request has brought the endpoint, which a provider may find out first.
         Some(Error::Mismatch {
             attr: Attr::Address,

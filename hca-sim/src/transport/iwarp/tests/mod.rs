@@ -116,6 +116,7 @@ impl Machine {
                 retry_cnt: 0,
                 rnr_retry: 0,
                 min_rnr_timer: 0,
+                fences: true,
                 max_rd_atomic: 4,
                 max_dest_rd_atomic: 4,
                 sq_psn: 0,

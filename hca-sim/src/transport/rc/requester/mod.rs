@@ -319,7 +319,7 @@ impl Requester {
     /// Whether a work request has to wait for answers to earlier ones.
     fn is_held(&self, path: &Path, flight: &Flight, flags: SendFlags, begins: bool) -> bool {
         let window = &self.window;
-        let fenced = flags.contains(SendFlags::FENCE) && window.reads() != 0;
+        let fenced = flags.contains(SendFlags::FENCE) && window.reads() != 0 && path.fences;
         let too_deep = flight.kind != Kind::Plain
             && (window.reads() >= u32::from(path.max_rd_atomic)
                 || window.responses() != 0
@@ -420,7 +420,8 @@ impl Requester {
             return Step::Sent;
         }
         let waits = at != self.window.base();
-        let fenced = wr.flags.contains(SendFlags::FENCE) && self.window.reads() != 0;
+        let reads = self.window.reads();
+        let fenced = wr.flags.contains(SendFlags::FENCE) && reads != 0 && ends.path.fences;
         if waits && (fenced || matches!(wr.op, SendOp::LocalInv(_))) {
             return Step::Held;
         }

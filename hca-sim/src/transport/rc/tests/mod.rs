@@ -116,6 +116,7 @@ fn path(qpn: u32) -> Path {
         retry_cnt: 6,
         rnr_retry: 6,
         min_rnr_timer: 1,
+        fences: true,
         max_rd_atomic: 4,
         max_dest_rd_atomic: 4,
         sq_psn: 0,

@@ -96,7 +96,7 @@ impl MrTable {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if the range extends beyond the memory, [`Error::Mismatch`] for inconsistent access
-    /// flags or an address range beyond the address space, [`Error::Unsupported`] for unknown flags,
+    /// flags or an address range beyond the address space, [`Error::Unsupported`] or [`Error::NoCapability`] for flags that software does not take,
     /// [`Error::Exhausted`] if the table is full.
     pub fn register(&self, mut region: Region) -> Result<(LKey, RKey), Error> {
         let host = region.check()?;
