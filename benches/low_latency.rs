@@ -155,9 +155,7 @@ impl End {
 
     fn post_send(&mut self, wr_id: u64) {
         let send = Send::new(wr_id).from(self.mr.slice(LEN..2 * LEN));
-        self.qp()
-            .post_send(send.signaled())
-            .expect("there is room");
+        self.qp().post_send(send.signaled()).expect("there is room");
     }
 
     /// Takes so many completions.

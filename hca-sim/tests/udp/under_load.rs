@@ -12,8 +12,8 @@ use hca_sim::{Hca, connect_with};
 use verbs_core::device_list::{Change, DeviceList};
 use verbs_core::sync::Mutex;
 use verbs_core::{
-    Access, Cq, Device, Error, EventType, Memory, Mr, Pd, PostError, Qp, QpAttr, QpInit, Recv, Send,
-    Wc, WcStatus,
+    Access, Cq, Device, Error, EventType, Memory, Mr, Pd, PostError, Qp, QpAttr, QpInit, Recv,
+    Send, Wc, WcStatus,
 };
 
 /// Threads of the clients of a device, and queue pairs of each.
@@ -352,7 +352,9 @@ pub(crate) fn comes_and_goes(plug: &dyn Fn(&str) -> Arc<Hca>) {
     let list = DeviceList::new();
     let hcas = ["near", "other"].map(plug);
     hcas.iter().for_each(|hca| hca.join(&list));
-    let [near, other] = hcas.each_ref().map(|hca| Arc::new(hca.open().wait().unwrap()));
+    let [near, other] = hcas
+        .each_ref()
+        .map(|hca| Arc::new(hca.open().wait().unwrap()));
     let mut steady = connected(&near, &other, 1).remove(0);
     let others = steady.each_ref().map(|client| Arc::clone(&client.count));
     let is_over = &AtomicU64::new(0);
@@ -398,7 +400,9 @@ pub(crate) fn comes_and_goes(plug: &dyn Fn(&str) -> Arc<Hca>) {
             "-near: no longer offered",
         ];
         for log in logs {
-            until("all changes are told", || log.lock().len() >= expected.len());
+            until("all changes are told", || {
+                log.lock().len() >= expected.len()
+            });
             assert_eq!(*log.lock(), expected);
         }
     });
