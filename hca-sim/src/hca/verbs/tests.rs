@@ -1,5 +1,7 @@
 //! What a control verb on a queue pair keeps waiting.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
+
 use std::net::{IpAddr, Ipv4Addr};
 
 use futures::executor::block_on;
