@@ -15,6 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`RdmaCore::follow`] keeps a [`DeviceList`](verbs_core::DeviceList) up to date with the NICs of the system.
+//!
 //! # Which threads make calls
 //!
 //! The kernel's calls for control verbs block, and `issue` must not (K2): they are made by the NIC's two command
@@ -63,10 +65,11 @@ pub use object::native;
 pub(crate) use object::{address, keys, slot};
 pub(crate) use thread::{bell, event, lane, timer};
 
+use verbs_core::DeviceList;
 use verbs_core::sync::Arc;
 
 pub use self::error::OpenError;
-pub use self::nic::Nic;
+pub use self::nic::{Nic, Nics};
 
 /// The libraries of rdma-core, loaded into this process for good.
 #[derive(Clone, Copy)]
@@ -98,6 +101,11 @@ impl RdmaCore {
     /// [`OpenError`] says what is missing.
     pub fn open(&self, name: &str) -> Result<Arc<Nic>, OpenError> {
         Nic::open(self.0, name)
+    }
+
+    /// Begins to keep a list of devices up to date with the NICs of the system; [`Nics::look`] puts them there.
+    pub fn follow(self, list: &DeviceList) -> Nics {
+        Nics::new(self, list)
     }
 }
 

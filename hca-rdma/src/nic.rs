@@ -1,10 +1,13 @@
 //! The provider: an open device of the system, and its threads.
 
+mod list;
+
 use std::fmt;
 
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_core::device::MAX_PENDING;
+use verbs_core::device_list::DeviceList;
 use verbs_core::process::spawn_without_signals;
 use verbs_core::sync::{Arc, Mutex, thread};
 use verbs_core::{
@@ -23,6 +26,8 @@ use crate::lane::{Lane, Work};
 use crate::shared::Shared;
 use crate::sys::{Channel, Context, Cq, Library, Pd, Qp, QpConfig};
 use crate::timer::Clock;
+
+pub use self::list::Nics;
 
 /// Inline sizes that are tried, because no query reports the limit: those of known drivers, in steps.
 const INLINE_TRIED: [u32; 10] = [1024, 828, 512, 400, 256, 216, 100, 80, 64, 32];
@@ -122,6 +127,18 @@ impl Nic {
     /// The same happens without this call when the kernel removes it.
     pub fn remove(&self) {
         self.shared.remove();
+    }
+
+    /// Puts it on a list of devices, under its name: the list's watchers are informed when it is removed, and when a port
+    /// becomes active or ceases to be. The list keeps it until then, or until it [leaves](Nic::leave).
+    pub fn join(self: &Arc<Self>, list: &DeviceList) {
+        let provider = Arc::clone(self);
+        self.shared.join(list, provider);
+    }
+
+    /// Takes it off the lists that it is on. Devices that are open on it continue to work.
+    pub fn leave(&self) {
+        self.shared.leave();
     }
 }
 

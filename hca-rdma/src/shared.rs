@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 
 use verbs_core::device::DeviceCore;
+use verbs_core::device_list::{DeviceList, Gone, Offer};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{Attr, CqNotify, DeviceAttr, Error, EventType, Subject, Target, TransportType};
+use verbs_core::{
+    Attr, CqNotify, DeviceAttr, Error, EventType, Provider, Subject, Target, TransportType,
+};
 
 use crate::cm::table::{Connections, Step};
 use crate::keys::Keys;
@@ -35,6 +38,8 @@ pub(crate) struct Shared {
     /// `None` if the system makes no connections for programs.
     pub(crate) cm: Option<Connections>,
     devices: Mutex<Vec<Weak<DeviceCore>>>,
+    /// Its places on lists of devices.
+    offers: Mutex<Vec<Arc<Offer>>>,
     /// Completion queues by the number that their events carry.
     queues: Mutex<HashMap<u64, Arc<CqNotify>>>,
     /// The subjects of asynchronous events, by the address that they name.
@@ -142,6 +147,7 @@ impl Shared {
             clock: Arc::new(clock),
             cm: connections,
             devices: Mutex::default(),
+            offers: Mutex::default(),
             queues: Mutex::default(),
             objects: Mutex::default(),
             last_number: AtomicU64::new(0),
@@ -190,6 +196,27 @@ impl Shared {
         }
         // A request that waits for a peer has been answered, and releases what it holds.
         self.lanes.step(Step::Removed);
+        let offers = std::mem::take(&mut *self.offers.lock());
+        offers.iter().for_each(|offer| offer.gone(Gone::Ejected));
+    }
+
+    /// Puts it on a list of devices.
+    pub(crate) fn join(&self, list: &DeviceList, provider: Arc<dyn Provider>) {
+        let offer = list.arrived(&self.attr.name, provider);
+        let mut offers = self.offers.lock();
+        // A removal marks it first, and then takes it off the lists.
+        if !self.is_removed() {
+            offers.push(Arc::new(offer));
+            return;
+        }
+        drop(offers);
+        offer.gone(Gone::Ejected);
+    }
+
+    /// Takes it off the lists that it is on.
+    pub(crate) fn leave(&self) {
+        let offers = std::mem::take(&mut *self.offers.lock());
+        drop(offers);
     }
 
     /// From now on that queue's events are delivered to `notify`.
@@ -235,6 +262,11 @@ impl Shared {
             // This is how the kernel reports a removal.
             Element::Device => self.remove(),
             Element::Port(port) => {
+                if let EventType::PortActive | EventType::PortErr = kind {
+                    let offers = self.offers.lock().clone();
+                    let is_up = kind == EventType::PortActive;
+                    offers.iter().for_each(|offer| offer.port(port, is_up));
+                }
                 for device in self.devices() {
                     device.raise(kind, Subject::Port(port));
                 }

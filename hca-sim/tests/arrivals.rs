@@ -1,6 +1,9 @@
 //! Devices that appear and disappear, as a list of them reports it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "udp/under_load.rs"]
+mod under_load;
+
 use futures::executor::block_on;
 use hca_sim::{Hca, Loopback};
 use verbs_core::device_list::{Change, DeviceList};
@@ -62,4 +65,11 @@ fn a_list_of_devices_tells_who_comes_and_goes() {
     assert_eq!(told().as_deref(), Some("-first: no longer offered"));
     assert_eq!(told(), None);
     device.close().wait().unwrap();
+}
+
+/// See [`under_load::comes_and_goes`]; over UDP it is in the tests of that.
+#[test]
+fn a_device_arrives_and_goes_under_load() {
+    let link = Loopback::with_seed(2);
+    under_load::comes_and_goes(&|name| Hca::on(&link).name(name).build());
 }

@@ -283,3 +283,99 @@ fn a_mapping_for_one_use_ends_although_its_datagram_is_discarded() {
     })
     .unwrap();
 }
+
+/// A WRITE of eight bytes to a cookie's memory.
+async fn ends(server: &RdsSocket, cookie: Cookie, from: &Local) -> RdmaStatus {
+    send(server, 1, Rdma::write(cookie, 0, from.clone())).await;
+    server.notified().await.status
+}
+
+/// Goal: mappings have keys of a pool while there are some; others are registered, and nobody sees the difference. A key is
+/// invalid, and the memory has come back, when a mapping was freed. Method: more mappings than keys, one that is too long, and a
+/// node without a pool.
+#[test]
+fn mappings_come_from_a_pool_and_go_back() {
+    let sim = Sim::new(8);
+    sim.run(async {
+        let mut nodes = Vec::new();
+        for (host, pooled) in [(1, 4), (2, 0)] {
+            let mut config = crate::lab::config(crate::lab::addr(host));
+            config.pooled_mappings = pooled;
+            let device = crate::lab::device(&sim, crate::lab::addr(host));
+            let node = Node::open(&device, config).await.unwrap();
+            let socket = RdsSocket::bind(&node, at(host, 4000)).unwrap();
+            nodes.push((node, socket));
+        }
+        let [(_, client), (node, server)] = &nodes[..] else {
+            unreachable!("there are two");
+        };
+        assert!(!mapped(server, 64, false).await.is_pooled());
+        let from = local(node, &[9; 8]).await;
+        for round in 0..3 {
+            let memories = [64, 64, 3 << 20, 64, 64, 64].map(|len| Memory::alloc(len).unwrap());
+            let memories = memories.map(std::sync::Arc::new);
+            let mut mappings = Vec::new();
+            for memory in &memories {
+                mappings.push(client.get_mr(memory.clone(), false).await.unwrap());
+            }
+            let pooled: Vec<_> = mappings.iter().map(Mapping::is_pooled).collect();
+            assert_eq!(pooled, [true, true, false, true, true, false], "{round}");
+            for mapping in &mappings {
+                let status = ends(server, mapping.cookie(), &from).await;
+                assert_eq!(status, RdmaStatus::Success);
+                let written = mapping.memory().load_u64(0).unwrap();
+                assert_eq!(written, 0x0909_0909_0909_0909);
+            }
+            for (mapping, memory) in mappings.into_iter().zip(memories) {
+                let cookie = mapping.cookie();
+                mapping.free().await.unwrap();
+                assert_eq!(std::sync::Arc::strong_count(&memory), 1);
+                let status = ends(server, cookie, &from).await;
+                assert_eq!(status, RdmaStatus::RemoteError);
+            }
+        }
+    })
+    .unwrap();
+}
+
+/// Goal: a lazy mapping's key lasts until a flush: one that is asked for, or that of other mappings. Method: WRITEs to mappings
+/// that have ended.
+#[test]
+fn a_lazy_mapping_is_invalid_after_a_flush() {
+    let sim = Sim::new(9);
+    sim.run(async {
+        let [(one, client), (node, server)] = pair(&sim).await;
+        let from = local(&node, &[9; 8]).await;
+        let lazy = || async { mapped(&client, 64, false).await.lazily() };
+        let mapping = lazy().await;
+        let cookie = mapping.cookie();
+        let memory = mapping.memory().clone();
+        drop(mapping);
+        let status = ends(&server, cookie, &from).await;
+        assert_eq!(status, RdmaStatus::Success, "as its key is valid still");
+        one.flush_mappings().await.unwrap();
+        let status = ends(&server, cookie, &from).await;
+        assert_eq!(status, RdmaStatus::RemoteError);
+        assert_eq!(std::sync::Arc::strong_count(&memory), 1);
+        // Another one, for one use, takes it along.
+        let (mapping, once) = (lazy().await, mapped(&client, 64, true).await);
+        let cookie = mapping.cookie();
+        drop(mapping);
+        let used = ends(&server, once.cookie(), &from).await;
+        assert_eq!(used, RdmaStatus::Success);
+        client.recv().await;
+        while once.is_mapped() {
+            client.recv().await;
+        }
+        let status = ends(&server, cookie, &from).await;
+        assert_eq!(status, RdmaStatus::RemoteError);
+        // A tenth of the pool.
+        let mut cookies = Vec::new();
+        for _ in 0..4 {
+            cookies.push(lazy().await.cookie());
+        }
+        let status = ends(&server, cookies[0], &from).await;
+        assert_eq!(status, RdmaStatus::RemoteError);
+    })
+    .unwrap();
+}

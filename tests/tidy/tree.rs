@@ -10,7 +10,7 @@ use crate::scan;
 const SKIPPED: [&str; 2] = [".git", "target"];
 
 /// Endings of files for readers; files of `ci/` and `.ci/` count whatever their name.
-const READABLE: [&str; 7] = ["rs", "md", "supp", "toml", "txt", "sh", "yml"];
+const READABLE: [&str; 9] = ["rs", "md", "supp", "toml", "txt", "sh", "yml", "c", "h"];
 
 /// A file for readers.
 pub(crate) struct Text {

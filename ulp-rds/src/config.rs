@@ -38,6 +38,9 @@ pub struct Config {
     pub half_open_max: usize,
     /// The same in the name of one address. 16.
     pub half_open_per_address_max: usize,
+    /// Mappings that have a key of the node's pool; more are registered, as all are where the device has no pools. The first
+    /// mapping makes the pool, which takes about 16 KiB for each of its keys. 32; 0 for no pool.
+    pub pooled_mappings: u32,
     /// How long a connection that is lost, and over which no socket has anything to send, is remembered: by what it
     /// remembers, a datagram that has come is known when the peer sends it again. It is forgotten sooner if its place is wanted.
     /// 10 minutes, far longer than a peer that has something to send takes to connect again.
@@ -67,6 +70,7 @@ impl Config {
             connections_per_address_max: 64,
             half_open_max: 128,
             half_open_per_address_max: 16,
+            pooled_mappings: 32,
             forget_after: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(2),
             generation: None,

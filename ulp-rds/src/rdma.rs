@@ -15,6 +15,7 @@ use verbs_core::{AtomicCap, DeviceAttr, Memory, Mr, PostError, Read, Remote, Sen
 
 use crate::error::{Error, SendError};
 use crate::machine::RdmaWork;
+use crate::node::maps::Kept;
 use crate::wire::Cookie;
 
 /// A piece of this node's memory, as the near end of an operation. [`Node::register`](crate::Node::register) makes the region.
@@ -275,26 +276,27 @@ pub struct Mapping {
 pub(crate) struct Mapped {
     pub(crate) cookie: Cookie,
     memory: Arc<Memory>,
-    mr: Mutex<Option<Mr>>,
+    is_pooled: bool,
+    kept: Mutex<Option<Kept>>,
 }
 
 impl Mapped {
-    pub(crate) fn new(mr: Mr) -> Self {
-        let rkey = mr.rkey();
+    pub(crate) fn new(memory: Arc<Memory>, cookie: Cookie, kept: Kept) -> Self {
         Self {
-            cookie: Cookie { rkey, offset: 0 },
-            memory: Arc::clone(mr.memory()),
-            mr: Mutex::new(Some(mr)),
+            cookie,
+            memory,
+            is_pooled: matches!(kept, Kept::Pooled(_)),
+            kept: Mutex::new(Some(kept)),
         }
     }
 
     pub(crate) fn is_mapped(&self) -> bool {
-        self.mr.lock().is_some()
+        self.kept.lock().is_some()
     }
 
     /// Takes the key away. What is returned is dropped where nothing is locked.
-    pub(crate) fn release(&self) -> Option<Mr> {
-        self.mr.lock().take()
+    pub(crate) fn release(&self) -> Option<Kept> {
+        self.kept.lock().take()
     }
 }
 
@@ -314,14 +316,30 @@ impl Mapping {
         self.shared.is_mapped()
     }
 
+    /// Whether its key is one of the node's pool ([`Config::pooled_mappings`](crate::Config::pooled_mappings)).
+    pub fn is_pooled(&self) -> bool {
+        self.shared.is_pooled
+    }
+
+    /// When it ends, a key of the pool may stay valid, and the memory be held, until the next flush: when a tenth of the
+    /// pool's keys has ended, when another mapping ends that is not of this kind, or by
+    /// [`Node::flush_mappings`](crate::Node::flush_mappings). That is Linux's RDS without `RDS_RDMA_INVALIDATE`. For peers
+    /// that are trusted with memory that they know already.
+    pub fn lazily(self) -> Self {
+        if let Some(Kept::Pooled(pooled)) = &mut *self.shared.kept.lock() {
+            pooled.lazily = true;
+        }
+        self
+    }
+
     /// Ends it, and waits until the key is invalid.
     ///
     /// # Errors
     /// [`Error::Verb`] if the device refuses.
     pub async fn free(self) -> Result<(), Error> {
-        let mr = self.shared.release();
-        match mr {
-            Some(mr) => Ok(mr.dereg().await.map_err(|refused| refused.error)?),
+        match self.shared.release() {
+            Some(Kept::Region(mr)) => Ok(mr.dereg().await.map_err(|refused| refused.error)?),
+            Some(Kept::Pooled(pooled)) => Ok(pooled.free().await?),
             None => Ok(()),
         }
     }

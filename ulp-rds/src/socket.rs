@@ -5,10 +5,10 @@ use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
 
+use verbs_core::Memory;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{AtomicBool, Ordering::Acquire};
 use verbs_core::task::OwnWaker;
-use verbs_core::{Access, Memory};
 
 use crate::datagram::{Counters, Datagram};
 use crate::error::{Error, SendError};
@@ -211,7 +211,8 @@ impl RdsSocket {
     }
 
     /// Lets peers that have the mapping's cookie read and write memory. With `once`, that ends when a peer has sent a
-    /// datagram to this socket whose operation has used it.
+    /// datagram to this socket whose operation has used it. The key is one of the node's pool where the device has such
+    /// pools, one is free, and the memory is of 1 MiB at most; otherwise the memory is registered.
     ///
     /// # Errors
     /// [`Error::Verb`].
@@ -223,10 +224,9 @@ impl RdsSocket {
         memory: impl Into<Arc<Memory>>,
         once: bool,
     ) -> Result<Mapping, Error> {
-        let access = Access::LOCAL_WRITE | Access::REMOTE;
-        // Peers count from its first byte.
-        let registering = self.node.core.pd.register(memory, access).iova(0);
-        let shared = Arc::new(Mapped::new(registering.await?));
+        let (core, memory) = (&self.node.core, memory.into());
+        let (cookie, kept) = core.maps.map(&core.pd, &memory).await?;
+        let shared = Arc::new(Mapped::new(memory, cookie, kept));
         if once {
             self.node.core.with(|state| {
                 if let Some(socket) = state.sockets.get_mut(self.id) {

@@ -48,6 +48,18 @@ fn addresses() -> MutexGuard<'static, ()> {
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What example `blocks` says.
+const BLOCKS: &str = "2048 bytes from address 0
+\"the first block ends here\"
+\", and this is in the second\"
+\"the first block ends here, and this is in the second\"
+";
+
+#[test]
+fn blocks() {
+    assert_eq!(run("blocks", &[]), BLOCKS);
+}
+
 #[test]
 fn filter() {
     let said = run("filter", &[]);
@@ -127,6 +139,7 @@ fn every_example_runs_over_every_provider() {
             ("hello", "hello\n"),
             ("kv", "sept eight\nversion of key 7: 4\n"),
             ("tokio", tokio),
+            ("blocks", BLOCKS),
             ("filter", "a third: out of memory\n7 verbs went by\n"),
             ("routines", routines),
         ] {

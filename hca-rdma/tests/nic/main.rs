@@ -7,6 +7,7 @@ mod conformance;
 mod connections;
 mod data;
 mod events;
+mod list;
 mod pair;
 #[expect(unsafe_code, reason = "libraries are loaded: argued in the file")]
 mod rdma_core;

@@ -10,7 +10,7 @@ use hca_rdma::{Nic, RdmaCore};
 use verbs_core::sync::Arc;
 
 /// The libraries: those of the folder that `VERBS_RDMA_CORE` names, or else our own.
-fn rdma_core() -> RdmaCore {
+pub(crate) fn rdma_core() -> RdmaCore {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| match env::var_os("VERBS_RDMA_CORE") {
         Some(folder) => folder.into(),

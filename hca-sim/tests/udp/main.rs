@@ -8,19 +8,24 @@ mod ends;
 mod late_round;
 mod polled;
 mod turns;
+mod under_load;
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
 use futures::executor::block_on;
+use hca_sim::Hca;
 use hca_sim::extension::PacketCounters;
 use hca_sim::link::{LinkError, Udp};
 use verbs_core::{
     Av, Datagram, Error, Lid, LinkLayer, Mtu, QpState, Qpn, Read, Recv, Send, Wc, WcStatus, Write,
 };
 
-use crate::ends::{End, PATIENCE, QKEY, datagrams, end, gid, host, next, pair, pattern, retry};
+use crate::ends::{
+    End, PATIENCE, QKEY, datagrams, end, free, gid, host, next, pair, pattern, retry,
+};
 
 #[test]
 fn every_operation_moves_every_size() {
@@ -263,4 +268,14 @@ fn a_batch_leaves_in_one_burst_and_is_acknowledged_once() {
     for n in 0..2 {
         assert_eq!(next(&mut a.cq).wr_id, n);
     }
+}
+
+/// See [`under_load::comes_and_goes`]. Another card has another address.
+#[test]
+fn a_device_arrives_and_goes_under_load_over_udp() {
+    let last = AtomicU8::new(0);
+    under_load::comes_and_goes(&|name| {
+        let address = host(38, last.fetch_add(1, Relaxed) + 1);
+        Hca::over(free(address)).name(name).build()
+    });
 }

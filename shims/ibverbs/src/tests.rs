@@ -617,3 +617,38 @@ pub(crate) fn poll_one(queue: *mut abi::Cq) -> Wc {
         std::thread::yield_now();
     }
 }
+
+/// Goal: wrong arguments of the calls for extensions are error numbers, and write nothing.
+#[test]
+fn extensions_are_refused_for_wrong_arguments() {
+    let bed = Bed::new();
+    let name = c"hca_sim.capability_mask".as_ptr();
+    let mut out = [0xee_u8; 4];
+    let (mut len, mut nothing) = (4, 0);
+    let (no_context, no_list) = (null_mut(), null_mut());
+    let at = out.as_mut_ptr().cast::<c_void>();
+    // SAFETY: as a C program would; null and what is not an object are refused.
+    unsafe {
+        let context = bed.context;
+        let all = device::query_extensions(context, no_list, 0);
+        assert!(all > 0);
+        assert_eq!(device::query_extensions(context, no_list, 1), -1);
+        assert_eq!(device::query_extensions(context, no_list, -1), -1);
+        assert_eq!(device::query_extensions(no_context, no_list, 0), -1);
+        let call = |context, name, input_len, len| {
+            device::call_extension(context, name, 1, null(), input_len, at, len)
+        };
+        let invalid = libc::EINVAL;
+        assert_eq!(call(no_context, name, 0, &raw mut len), invalid);
+        assert_eq!(call(context, null(), 0, &raw mut len), invalid);
+        assert_eq!(call(context, name, 1, &raw mut len), invalid);
+        assert_eq!(call(context, name, 0, null_mut()), invalid);
+        let unknown = c"\xff".as_ptr();
+        assert_eq!(call(context, unknown, 0, &raw mut len), libc::EOPNOTSUPP);
+        assert_eq!((out, len), ([0xee; 4], 4));
+        assert_eq!(call(context, name, 0, &raw mut nothing), libc::ENOSPC);
+        assert_eq!((out, nothing), ([0xee; 4], 4));
+        assert_eq!(call(context, name, 0, &raw mut len), 0);
+        assert_ne!(out, [0xee; 4]);
+    }
+}

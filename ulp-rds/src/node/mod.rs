@@ -8,6 +8,7 @@ mod driver;
 mod half_open;
 pub(crate) mod id;
 mod link;
+pub(crate) mod maps;
 mod operations;
 mod queues;
 pub(crate) mod socket;
@@ -28,6 +29,7 @@ use verbs_core::time::Instant;
 use verbs_core::timer::Timer;
 use verbs_core::{Access, Device, Memory, Mr, Pd, Raise, task};
 
+use self::maps::Maps;
 use self::state::State;
 use crate::config::Config;
 use crate::error::Error;
@@ -50,6 +52,7 @@ pub(crate) struct Handle {
 pub(crate) struct Core {
     pub(crate) device: Arc<Device>,
     pub(crate) pd: Pd,
+    pub(crate) maps: Arc<Maps>,
     pub(crate) config: Config,
     pub(crate) timer: Arc<dyn Timer>,
     /// Whether programs look at some completion queues by themselves: a socket that takes may find what no event has told of.
@@ -97,7 +100,8 @@ impl Node {
             .provider_of()
             .timer()
             .ok_or(Error::NoTimer)?;
-        let atomics = Atomics::of(&*device.query().await?);
+        let attr = device.query().await?;
+        let (atomics, maps) = (Atomics::of(&attr), Maps::new(config.pooled_mappings, &attr));
         let pd = device.alloc_pd().await?;
         let mut listeners = Vec::new();
         for &addr in &config.addresses {
@@ -113,6 +117,7 @@ impl Node {
         let core = Arc::new(Core {
             device: Arc::clone(device),
             pd,
+            maps: Arc::new(maps),
             timer,
             is_polled,
             state: Mutex::new(state),
@@ -186,6 +191,15 @@ impl Node {
         let access = core.device.read_sink(Access::empty());
         let registering = core.pd.register(memory, access);
         Ok(Arc::new(registering.await?))
+    }
+
+    /// Makes the keys of [lazy](crate::Mapping::lazily) mappings that have ended invalid, and waits for that: Linux's
+    /// `RDS_FREE_MR` with no cookie.
+    ///
+    /// # Errors
+    /// [`Error::Verb`] if the device refuses.
+    pub async fn flush_mappings(&self) -> Result<(), Error> {
+        Ok(self.0.core.maps.flush().await?)
     }
 
     pub(crate) fn handle(&self) -> &Arc<Handle> {

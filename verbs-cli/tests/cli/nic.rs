@@ -100,3 +100,40 @@ fn a_nic_connects_and_is_connected_to() {
         assert!(end(server).succeeded().contains("rdma-ping-4:"));
     }
 }
+
+/// Goal: a C program lists a device's extensions and calls one, and is refused what there is not (D17). Method: the example of
+/// `shims/ibverbs`, compiled with its header and linked with the library.
+#[test]
+fn a_c_program_calls_extensions() {
+    let place = Place::new();
+    let lib = libraries(&place);
+    let shims = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shims/ibverbs");
+    let program = place.path("extensions");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-I"]);
+    compiler
+        .arg(&shims)
+        .arg(shims.join("examples/extensions.c"));
+    compiler.arg(lib.join("libibverbs.so.1"));
+    let compiled = compiler.arg("-o").arg(&program).output();
+    let compiled = compiled.expect("a C compiler, as Rust needs one to link");
+    let said = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{said}");
+    let ran = Command::new(&program)
+        .env("LD_LIBRARY_PATH", &lib)
+        .env("VERBS_DEVICE", "loopback")
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&ran.stdout);
+    let expected = "hca_sim.port_counters 1
+hca_sim.capability_mask 1
+hca_sim.barrier 1, a work request
+verbs.qp_stats 1
+room for 3 bytes: No space left on device, 48 are needed
+48 bytes: success, 0 receivers were not ready
+version 2: not there
+other input: refused
+";
+    assert_eq!(said, expected, "{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{}", ran.status);
+}

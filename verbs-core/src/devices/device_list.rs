@@ -29,7 +29,9 @@ use std::fmt;
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 
+use crate::command::AnyCommand;
 use crate::device::{Device, OpenDevice};
+use crate::error::Error;
 use crate::provider::Provider;
 use crate::request::Request;
 use crate::routine;
@@ -253,13 +255,14 @@ impl Offer {
         self.id
     }
 
-    /// The device has gone, for that reason. Further calls do nothing.
+    /// The device has gone, for that reason: the list does not keep its provider any longer. Further calls do nothing.
     pub fn gone(&self, reason: Gone) {
         self.change(|state| {
             let place = state.present.iter().position(|entry| entry.id == self.id)?;
             let entry = state.present.remove(place);
             let (id, name) = (entry.id, Arc::clone(&entry.name));
-            Some((Change::Gone { id, name, reason }, Some(entry)))
+            let noted = state.forget_provider(id);
+            Some((Change::Gone { id, name, reason }, [Some(entry), noted]))
         });
     }
 
@@ -268,12 +271,12 @@ impl Offer {
         let id = self.id;
         self.change(|state| {
             let is_there = state.present.iter().any(|entry| entry.id == id);
-            is_there.then_some((Change::Port { id, port, is_up }, None))
+            is_there.then_some((Change::Port { id, port, is_up }, [None, None]))
         });
     }
 
     /// Makes a change, if there is one. What it ends is dropped when the lock is free: a provider may go with it (K4).
-    fn change(&self, change: impl FnOnce(&mut State) -> Option<(Change, Option<Entry>)>) {
+    fn change(&self, change: impl FnOnce(&mut State) -> Option<(Change, [Option<Entry>; 2])>) {
         let Some(list) = self.list.upgrade() else {
             return;
         };
@@ -364,7 +367,29 @@ impl fmt::Debug for Changes {
     }
 }
 
+/// Stands for a device that has gone, in changes that nobody has looked at yet.
+struct Absent;
+
+impl Provider for Absent {
+    fn issue(&self, command: AnyCommand<'_>) {
+        command.refuse(Error::DeviceRemoved);
+    }
+}
+
 impl State {
+    /// Takes the provider of a device out of what is told of its arrival, which may be kept for long.
+    fn forget_provider(&mut self, gone: EntryId) -> Option<Entry> {
+        let arrival = self.log.iter_mut().find_map(|change| match change {
+            Change::Arrived(entry) if entry.id == gone => Some(entry),
+            _ => None,
+        })?;
+        let absent = Entry {
+            provider: Arc::new(Absent),
+            ..arrival.clone()
+        };
+        Some(std::mem::replace(arrival, absent))
+    }
+
     /// Adds a change; the one that is kept no longer, if that is so, is to be dropped under no lock.
     #[must_use]
     fn note(&mut self, change: Change) -> Option<Change> {
@@ -478,6 +503,24 @@ mod tests {
         assert_eq!(list.devices().len(), 1);
         assert_eq!(list.find("a").map(|entry| entry.id), Some(back.id()));
         assert!(list.find("b").is_none());
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_not_kept_for_watchers() {
+        let list = DeviceList::new();
+        let mut changes = list.watch();
+        let provider = null();
+        let card = list.arrived("a", Arc::clone(&provider));
+        card.gone(Gone::Ejected);
+        assert_eq!(Arc::strong_count(&provider), 1);
+        let Some(Change::Arrived(entry)) = changes.try_next() else {
+            panic!("it has been there");
+        };
+        assert_eq!(entry.open().wait().unwrap_err(), Error::DeviceRemoved);
+        assert_eq!(
+            changes.try_next().as_ref().map(told).as_deref(),
+            Some("-a: taken out")
+        );
     }
 
     #[test]

@@ -220,6 +220,11 @@ impl FmrPoolCore {
         let keys = self.keys.lock();
         keys.slots.iter().map(|slot| slot.key.index()).collect()
     }
+
+    /// Pages of one mapping, at most.
+    pub fn max_pages(&self) -> u32 {
+        self.attr.max_pages
+    }
 }
 
 impl fmt::Debug for FmrPoolCore {
@@ -355,7 +360,13 @@ impl FmrPool {
             });
         }
         loop {
-            let (at, key) = self.take()?;
+            let (at, key) = match self.take() {
+                Ok(taken) => taken,
+                Err(error) => {
+                    let _ = self.list.clear();
+                    return Err(error);
+                }
+            };
             let mapped = self.raw.map(key, &mut self.list, addr, attr.access);
             let mut keys = self.core.keys.lock();
             if mapped.is_err() {
@@ -418,7 +429,8 @@ impl FmrPool {
     }
 
     /// Makes every unused key invalid, and ends the memory windows that are bound to them. When it has
-    /// completed, no access through keys or windows happens any longer, and the keys can be mapped again.
+    /// completed, no access through keys or windows happens any longer, and the keys can be mapped again. The
+    /// memory that they stood for has come back.
     ///
     /// # Errors
     /// The provider's; the keys wait for another flush then.

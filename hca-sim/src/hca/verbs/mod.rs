@@ -8,6 +8,8 @@ pub(super) mod device;
 mod memory;
 mod qp;
 mod srq;
+#[cfg(all(test, not(verbs_loom)))]
+mod tests;
 mod windows;
 mod xrc;
 

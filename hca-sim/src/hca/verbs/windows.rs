@@ -254,12 +254,32 @@ fn free_all(port: &Port, keys: &[LKey]) {
 }
 
 pub(super) fn flush_fmr_pool(port: &Port, command: Command<'_, FlushFmrPool>) {
+    let (mrs, max_pages) = (Arc::clone(&port.mrs), command.target().max_pages());
     let Some((args, pending)) = command.pend() else {
         return;
     };
-    let touched = args.keys.iter().map(|key| port.mrs.retire(key.index()));
+    let touched = args.keys.iter().map(|key| mrs.retire(key.index()));
     let touched = touched.fold(Touched::NOBODY, Touched::and);
-    grace::after(touched, move || pending.complete(Ok(())));
+    grace::after(touched, move || {
+        let_go(&mrs, &args.keys, max_pages);
+        pending.complete(Ok(()));
+    });
+}
+
+/// Gives back the memory of keys that are no longer valid. If there is no memory for that, their next mappings do.
+fn let_go(mrs: &MrTable, keys: &[LKey], max_pages: u32) {
+    let Ok(mut list) = PageList::new(max_pages) else {
+        return;
+    };
+    for key in keys {
+        // Each key has the list of the one before, which is empty.
+        if mrs.unstage(key.index(), &mut list) == Ok(true) && list.clear().is_err() {
+            let Ok(another) = PageList::new(max_pages) else {
+                return;
+            };
+            list = another;
+        }
+    }
 }
 
 pub(super) fn destroy_fmr_pool(port: &Port, command: Command<'_, DestroyFmrPool>) {

@@ -111,8 +111,8 @@ impl SendPoster {
     #[cold]
     #[inline(never)]
     fn look_for_credits(&mut self) {
-        // Where packets carry all messages, none takes the short path.
-        if self.qp.port.is_wire() {
+        // Where packets carry its messages, none takes the short path.
+        if self.by_packets {
             return;
         }
         let _ = self.refill();

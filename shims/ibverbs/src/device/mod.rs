@@ -1,6 +1,7 @@
 //! The list of devices. There is one: a software HCA, on an address of this host or a node of a simulated subnet.
 
 mod context;
+mod extension;
 mod fork;
 mod gid;
 mod place;
@@ -24,6 +25,7 @@ pub(crate) use self::place::{Made, Network};
 use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno};
 
 pub(crate) use self::context::{Context, Parts, ack_async_event, get_async_event};
+pub(crate) use self::extension::{call_extension, query_extensions};
 pub(crate) use self::fork::{fork_init, is_fork_initialized};
 pub(crate) use self::gid::{guid_of, query_gid, query_gid_ex, query_gid_table, query_gid_type};
 pub(crate) use self::query::{

@@ -140,6 +140,10 @@ export! {
         "ibv_unimport_dm" = unimport,
     }
     "IBVERBS_1.14" { "ibv_query_qp_data_in_order" = qp::query_qp_data_in_order, }
+    "VERBS_1.0" {
+        "verbs_call_extension" = device::call_extension,
+        "verbs_query_extensions" = device::query_extensions,
+    }
     "IBVERBS_PRIVATE_34" {
         "ibv_query_gid_type" = device::query_gid_type,
         "ibv_read_ibdev_sysfs_file" = device::read_ibdev_sysfs_file,

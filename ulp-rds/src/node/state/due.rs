@@ -3,10 +3,10 @@
 use std::task::Waker;
 
 use smallvec::SmallVec;
-use verbs_core::Mr;
 use verbs_core::task::OwnWaker;
 
 use crate::node::id::LinkId;
+use crate::node::maps::Kept;
 
 /// Tasks that are woken at a time without memory from the allocator.
 const WAKES: usize = 8;
@@ -19,7 +19,7 @@ pub(crate) struct Due {
     /// Connections whose drivers are to be started.
     pub(crate) newborn: Vec<(LinkId, u64)>,
     /// Keys that are taken away.
-    pub(crate) released: Vec<Mr>,
+    pub(crate) released: Vec<Kept>,
     /// Lists of tasks that wait for something, those that are empty not counted.
     sleeping: usize,
 }

@@ -1,0 +1,101 @@
+//! What a control verb on a queue pair keeps waiting.
+
+#![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use futures::executor::block_on;
+use verbs_core::sync::{Arc, thread};
+use verbs_core::{Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, QpType, Recv, Send, Wc};
+
+use crate::hca::Hca;
+use crate::link::Udp;
+use crate::qp::QueuePair;
+use crate::{Loopback, connect};
+
+struct End {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+    _pd: Pd,
+    _device: Device,
+    inner: Arc<QueuePair>,
+}
+
+fn end(hca: &Arc<Hca>, qp_type: QpType) -> End {
+    let device = hca.open().wait().unwrap();
+    let pd = device.alloc_pd().wait().unwrap();
+    let cq = device.create_cq(64).wait().unwrap();
+    let memory = Memory::alloc(4096).unwrap();
+    let mr = pd.register(memory, Access::LOCAL_WRITE).wait().unwrap();
+    let init = QpInit::of(qp_type, &cq, &cq);
+    let qp = pd.create_qp(init).wait().unwrap();
+    let inner = hca.port.link.lock().of(hca.port.lid, qp.qpn()).unwrap();
+    End {
+        qp,
+        cq,
+        mr,
+        _pd: pd,
+        _device: device,
+        inner,
+    }
+}
+
+/// Messages in both directions, each with its receive and both completions.
+fn carry(ends: &mut [End; 2]) {
+    for _ in 0..4 {
+        let [from, to] = &mut *ends;
+        let recv = Recv::new(1).into(to.mr.slice(0..64));
+        to.qp.post_recv(recv).unwrap();
+        let send = Send::new(2).from(from.mr.slice(0..64)).signaled();
+        from.qp.post_send(send).unwrap();
+        let mut missing = 2;
+        while missing > 0 {
+            for end in &mut *ends {
+                let mut out = [Wc::default(); 4];
+                let some = end.cq.poll(&mut out);
+                assert!(some.iter().all(Wc::is_ok), "{some:?}");
+                missing -= some.len();
+            }
+        }
+        ends.swap(0, 1);
+    }
+}
+
+/// Goal: no post and no poll of a queue pair whose messages are packets waits for a control verb that works on it (A3).
+/// Method: while another thread posts and polls, the control locks of both ends are held; over UDP, and unreliable connections
+/// on a loopback link.
+#[test]
+fn a_post_over_packets_waits_for_no_control_verb() {
+    let loopback = Loopback::with_seed(1);
+    let on_loopback = || [1, 2].map(|_| Hca::on(&loopback).build());
+    let over_udp = || {
+        [1, 2].map(|last| {
+            let address = IpAddr::V4(Ipv4Addr::new(127, 77, 0, last));
+            Hca::over(Udp::bind(&[address]).unwrap()).build()
+        })
+    };
+    for (what, hcas, qp_type) in [
+        ("over UDP", over_udp(), QpType::Rc),
+        ("packets on a loopback link", on_loopback(), QpType::Uc),
+    ] {
+        let mut ends = hcas.each_ref().map(|hca| end(hca, qp_type));
+        let [a, b] = &mut ends;
+        block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+        // The first messages find the peer, and what the modifies have changed.
+        carry(&mut ends);
+        let inner = ends.each_ref().map(|end| Arc::clone(&end.inner));
+        let held = inner.each_ref().map(|qp| qp.control.lock());
+        let worker = thread::spawn(move || {
+            carry(&mut ends);
+            ends
+        });
+        let in_time = (0..2_000_000).any(|_| {
+            thread::yield_now();
+            worker.is_finished()
+        });
+        drop(held);
+        drop(worker.join().unwrap());
+        assert!(in_time, "{what}: it waits for the lock");
+    }
+}
