@@ -1,6 +1,7 @@
 //! The list of devices. There is one: a software HCA, on an address of this host or a node of a simulated subnet.
 
 mod context;
+mod folder;
 mod fork;
 mod gid;
 mod place;
@@ -61,6 +62,7 @@ pub(crate) fn hca() -> Result<Made, Errno> {
     match made {
         Ok(made) => {
             fork::watch();
+            folder::write(&made);
             Ok(hca.insert(made).clone())
         }
         Err(error) => {

@@ -144,11 +144,14 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
             return RunError::Host(why);
         }
     }
+    let mut command = command(args, program, rest, folder);
     if !args.no_namespace {
         // Few programs need it, and some systems refuse it.
-        let _ = namespace::enter(&Device::shown(args.device.as_ref()));
+        let entered = namespace::enter(&Device::shown(args.device.as_ref()));
+        if let Ok(Some(folder)) = entered {
+            command.env("VERBS_SYSFS", folder);
+        }
     }
-    let mut command = command(args, program, rest, folder);
     if let Some(preload) = preload {
         command.env("LD_PRELOAD", with_those_before(preload));
     }
