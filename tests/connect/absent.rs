@@ -4,14 +4,15 @@
 
 use std::future::IntoFuture;
 use std::net::IpAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
-use futures::future::join;
+use futures::future::{Either, join, select};
 use hca_sim::extension::PacketCounters;
 use hca_sim::link::LinkCounters;
 use hca_sim::{Hca, Udp};
-use verbs_cm::{Error, connect, listen, resolve_service};
+use verbs_cm::{Ended, Error, connect, listen, resolve_service};
 use verbs_core::timer::Sleep;
 
 use crate::ends::Host;
@@ -108,4 +109,49 @@ fn a_peer_that_starts_late_is_reached() {
     });
     // The engine's thread may hold an endpoint for a moment yet, and with it a queue pair.
     drop((listener, client, server));
+}
+
+/// In the environment: the address at which this process is the server of the next test.
+const SERVER: &str = "VERBS_TEST_SERVER";
+
+/// Goal: a connection whose peer's process was killed ends within 2 s, as a break, although nothing was sent on it. Method: this
+/// program again, as the server.
+#[test]
+fn a_peer_that_is_killed_is_noticed() {
+    if let Ok(addr) = std::env::var(SERVER) {
+        let server = host(addr.parse().unwrap());
+        let at = format!("{addr}:7174");
+        let serves = async {
+            let mut listener = listen(&server.device, at.as_str()).await.unwrap();
+            let accepted = listener.accept().await.accept(server.qp()).await.unwrap();
+            accepted.closed().await
+        };
+        block_on(serves).unwrap();
+        return;
+    }
+    let (client, server) = (host(own(66)), own(67));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "absent::a_peer_that_is_killed_is_noticed"])
+        .env(SERVER, server.to_string())
+        .spawn()
+        .unwrap();
+    let at = format!("{server}:7174");
+    let ask = || connect(&client.device, at.as_str(), client.qp()).timeout(Duration::from_secs(60));
+    // It may take a second to start, and refuses until then.
+    let asked = (0..20).find_map(|_| block_on(ask().into_future()).ok());
+    let connection = asked.expect("the server answers");
+    child.kill().unwrap();
+    let killed = Instant::now();
+    let timer = client.device.target().provider_of().timer().unwrap();
+    let closed = std::pin::pin!(connection.closed().into_future());
+    let late = std::pin::pin!(Sleep::new(&timer, Duration::from_secs(10)));
+    let ended = matches!(block_on(select(closed, late)), Either::Left(_));
+    assert!(
+        ended && killed.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        killed.elapsed()
+    );
+    assert_eq!(connection.ended(), Some(Ended::Failed));
+    child.wait().unwrap();
+    drop(connection);
 }

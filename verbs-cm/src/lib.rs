@@ -56,6 +56,9 @@
 //! again half a second after the first report, as the peer may be starting, and the second report ends the
 //! attempt with [`Error::PortUnreachable`]. A peer that has answered anything is not given up for reports.
 //!
+//! A connection whose peer has died without a word ends too, with [`Ended::Failed`]: its address is asked once a second, except in
+//! simulations, and three refusals in a row end its connections; see [`Watch`].
+//!
 //! - [`connect`](crate::connect()), [`listen`](crate::listen()), [`Connection`]: connections.
 //! - [`listen_datagrams`], [`resolve_service`]: services for datagrams (SIDR). [`Membership`]: multicast.
 //! - [`Manager`]: the manager of a port, which all of them share; connections to services by their own number.
@@ -148,7 +151,7 @@ pub(crate) use user::{alternate, connection, manager, multicast, native, step};
 pub use user::{connect, datagram, listen};
 
 pub use alternate::Alternate;
-pub use config::Config;
+pub use config::{Config, Watch};
 pub use connect::{Connecting, connect};
 pub use connection::{Connection, RecvHalf, SendHalf};
 pub use datagram::{

@@ -136,8 +136,8 @@ impl Connection {
     /// The buffer is one of those that the connection receives in: dropping it, or sending it on, makes room for
     /// another message. Tasks that wait get messages in the order in which they came to wait.
     ///
-    /// A peer that is gone without a word, as one that was killed, ends the wait too: by the endpoint's
-    /// [keepalive](crate::Opening::keepalive), within 10 s unless the program says otherwise.
+    /// A peer that is gone without a word, as one that was killed, ends the wait too: within 2 s where its host refuses packets
+    /// for it, and else by the endpoint's [keepalive](crate::Opening::keepalive), within 10 s unless the program says otherwise.
     ///
     /// # Errors
     /// [`Error::Broken`], [`Error::Removed`].

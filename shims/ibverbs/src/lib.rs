@@ -9,6 +9,7 @@
 //! VERBS_LOSS=10           lose that many of a thousand packets that arrive
 //! VERBS_SEED=7            the seed that selects those packets
 //! VERBS_PCAP=file         write all packets to that file
+//! VERBS_KEEPALIVE=10      end connections by address whose peer was silent for that many seconds
 //! VERBS_LOG_LEVEL=3       say why calls are refused
 //! LD_LIBRARY_PATH=folder of this library
 //! ```

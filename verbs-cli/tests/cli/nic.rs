@@ -137,3 +137,68 @@ other input: refused
     assert_eq!(said, expected, "{}", String::from_utf8_lossy(&ran.stderr));
     assert!(ran.status.success(), "{}", ran.status);
 }
+
+/// Goal: under `verbs run` the files below /sys/class/infiniband say what the calls say, with an address that is named and with one
+/// that the library chooses. Method: a shell has `verbs devinfo` ask the library, as a NIC's, and then prints all files.
+#[test]
+fn files_below_sys_say_what_the_calls_say() {
+    let place = Place::new();
+    let lib = libraries(&place);
+    let named = address_of(RPING, 205);
+    let script = "\"$0\" devinfo --device rdma:roce0 --json && cd /sys/class/infiniband/roce0 && \
+                  grep -r . . && grep . ../../infiniband_verbs/uverbs0/ibdev";
+    for device in [Some(named.as_str()), None] {
+        let mut command = Command::new(VERBS);
+        command.args(["run", "--library"]).arg(&lib);
+        command.args(device.map(|at| ["--device", at]).iter().flatten());
+        command.args(["--", "sh", "-c", script, VERBS]);
+        let output = command.output().expect("it starts");
+        let said = String::from_utf8(output.stdout).expect("text");
+        if said.contains("hca_id") && !said.contains("./fw_ver:") {
+            eprintln!("left out: no mount namespace can be made here");
+            return;
+        }
+        let why = String::from_utf8_lossy(&output.stderr);
+        let (calls, files) = said
+            .split_once("\n}\n")
+            .unwrap_or_else(|| panic!("{said}{why}"));
+        let calls: serde_json::Value = serde_json::from_str(&format!("{calls}}}")).expect("JSON");
+        let file = |name: &str| {
+            let name = format!("./{name}:");
+            let found = files.lines().find_map(|line| line.strip_prefix(&name));
+            found.unwrap_or_else(|| panic!("{name} is not among {files}"))
+        };
+        for name in ["fw_ver", "node_guid", "sys_image_guid"] {
+            assert_eq!(calls[name], file(name), "{name}");
+        }
+        let port = &calls["ports"][0];
+        assert_eq!(port["GID"], file("ports/1/gids/0"));
+        if let Some(address) = device {
+            let groups = file("ports/1/gids/0").rsplit(':').take(2);
+            let mut numbers: Vec<_> = groups
+                .flat_map(|group| [&group[2..], &group[..2]])
+                .map(|byte| u8::from_str_radix(byte, 16).expect("two digits"))
+                .collect();
+            numbers.reverse();
+            let numbers: Vec<_> = numbers.iter().map(u8::to_string).collect();
+            assert_eq!(numbers.join("."), address);
+        }
+        assert_eq!(port["link_layer"], file("ports/1/link_layer"));
+        for (call, name) in [("port_lid", "lid"), ("sm_lid", "sm_lid")] {
+            let number = port[call].as_u64().expect("a number");
+            assert_eq!(format!("{number:#x}"), file(&format!("ports/1/{name}")));
+        }
+        for (name, line) in [
+            ("ports/1/state", "4: ACTIVE"),
+            ("ports/1/gid_attrs/types/0", "RoCE v2"),
+            ("ports/1/gid_attrs/ndevs/0", "lo"),
+            ("ports/1/gids/15", "0000:0000:0000:0000:0000:0000:0000:0000"),
+            ("ports/1/pkeys/0", "0xffff"),
+            ("ports/1/rate", "200 Gb/sec (4X HDR)"),
+            ("device/net/lo/operstate", "up"),
+        ] {
+            assert_eq!(file(name), line, "{name}");
+        }
+        assert!(files.trim_end().ends_with("roce0"), "{files}");
+    }
+}

@@ -29,7 +29,7 @@ use verbs_core::{
     task,
 };
 
-use crate::config::Config;
+use crate::config::{Config, Watch};
 use crate::error::Error;
 use crate::event::{ConnId, ListenId, ResolveId};
 use crate::hub::handler::{ConnHandler, Handler};
@@ -117,15 +117,18 @@ impl Hub {
                 ^ info.device.node_guid.0.rotate_left(32)
                 ^ u64::from(number) << 40;
             // A simulated device, whose runs repeat, says a number. Mixed, so that the draws are not the device's own.
-            let drawn = device
-                .provider_of()
-                .seed()
-                .map_or_else(Seed::from_system, |number| {
-                    Seed::from(Draws::new(!number ^ seed).draw())
-                });
+            let simulated = device.provider_of().seed();
+            let drawn = simulated.map_or_else(Seed::from_system, |number| {
+                Seed::from(Draws::new(!number ^ seed).draw())
+            });
+            // In a simulation nobody dies unless it says so, and an idle connection stays idle.
+            let config = Config {
+                watch: simulated.is_none().then(Watch::default),
+                ..Config::default()
+            };
             Self {
                 inner: Mutex::new(Inner {
-                    cm: Cm::new(Config::default(), port, number, drawn),
+                    cm: Cm::new(config, port, number, drawn),
                     conns: BTreeMap::new(),
                     listeners: BTreeMap::new(),
                     resolutions: BTreeMap::new(),

@@ -140,6 +140,26 @@ pub(crate) fn handle_rej(conn: &mut Connection, ctx: &mut Ctx<'_>, rej: &Rej) ->
     true
 }
 
+/// The peer is gone, or has forgotten the connection. `tell`: that is taken from its silence, so it is told; it
+/// need not answer.
+pub(crate) fn lose(conn: &mut Connection, ctx: &mut Ctx<'_>, tell: bool) -> bool {
+    if conn.state != State::Established {
+        return false;
+    }
+    if tell {
+        let dreq = Message::Dreq(Dreq {
+            local_id: conn.local_id,
+            remote_id: conn.remote_id.unwrap_or_default(),
+            remote_qpn: conn.remote_qpn,
+            private_data: Blob::default(),
+        });
+        ctx.out.send(conn.peer, dreq.emit(conn.own_tid));
+    }
+    conn.last = None;
+    leave(conn, ctx, Edge::RecvRej);
+    true
+}
+
 /// The peer asks for a new connection with a queue pair that is part of this one: it does not
 /// know this one any longer (IBTA vol. 1, 12.9.8.3.1).
 pub(crate) fn go_stale(conn: &mut Connection, ctx: &mut Ctx<'_>) {

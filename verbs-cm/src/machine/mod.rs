@@ -13,6 +13,7 @@ pub(crate) mod closing;
 pub(crate) mod passive;
 pub(crate) mod paths;
 pub(crate) mod qp;
+pub(crate) mod question;
 pub mod state;
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Which connection a message is for, and what is answered where there is none.
 
-use verbs_core::addr::{Guid, Lid, Mtu};
+use verbs_core::addr::{Gid, Guid, Lid, Mtu};
 use verbs_core::mad::{Address, Bits, Blob, MadBytes, TransactionId};
 use verbs_core::time::Instant;
 use verbs_core::{AltPath, Av, GlobalRoute, LinkLayer};
@@ -9,7 +9,7 @@ use super::resolve;
 use crate::event::ListenId;
 use crate::machine::passive::Request;
 use crate::machine::{Offer, State};
-use crate::machine::{active, closing, passive, paths};
+use crate::machine::{active, closing, passive, paths, question};
 use crate::table::index::source_of;
 use crate::table::{Cm, ctx};
 use crate::wire::{
@@ -43,6 +43,11 @@ pub(super) fn dispatch(cm: &mut Cm, now: Instant, from: Address, mad: &MadBytes)
         cm.out.counters.malformed += 1;
         return;
     };
+    let sender = from.av.global.map(|global| global.dgid);
+    let asked = sender.and_then(|gid| cm.watched.heard(gid));
+    if asked.is_some_and(|slot| handle_answer(cm, now, slot, &message)) {
+        return;
+    }
     let was_used = match message {
         Message::Req(req) => handle_req(cm, now, from, tid, &req),
         Message::Rep(rep) => handle_rep(cm, now, from, tid, &rep),
@@ -155,7 +160,7 @@ fn handle_req(cm: &mut Cm, now: Instant, from: Address, tid: TransactionId, req:
     cm.reserve();
     let mut ctx = ctx(now, &cm.port, &cm.config, &mut cm.out);
     let conn = passive::requested(&mut ctx, request);
-    cm.insert(conn);
+    cm.insert(now, conn);
     true
 }
 
@@ -366,4 +371,61 @@ fn refuse_with(
     });
     cm.out.send(from, rej.emit(tid));
     true
+}
+
+/// Whether a message is the answer about a connection that its sender was asked about; see `watch`. A peer that does not know
+/// it has been started again: the others are asked about at once.
+fn handle_answer(cm: &mut Cm, now: Instant, slot: usize, message: &Message) -> bool {
+    let (about, is_known) = match message {
+        Message::Rtu(rtu) => (find(cm, rtu.remote_id, rtu.local_id), true),
+        Message::Apr(apr) => {
+            let is_known = apr.status != AprStatus::InvalidCommId;
+            (find(cm, apr.remote_id, apr.local_id), is_known)
+        }
+        Message::Rej(rej) if rej.reason == RejectReason::InvalidCommId => {
+            (find_rejected(cm, rej), false)
+        }
+        _ => return false,
+    };
+    if about != Some(slot) {
+        return false;
+    }
+    if is_known {
+        cm.watched.answered(slot);
+    } else if let Some(gid) = cm.watched.address(slot) {
+        cm.out.counters.lost += 1;
+        cm.watched.ask_at(gid, now);
+        cm.update(now, slot, |conn, ctx| closing::lose(conn, ctx, false));
+    }
+    true
+}
+
+/// Asks the peers that are due to be asked, and ends the connections of those that were silent for too long.
+pub(super) fn ask_peers(cm: &mut Cm, now: Instant) {
+    let Some(watch) = cm.config.watch else { return };
+    while let Some(gid) = cm.watched.due(now) {
+        if cm.watched.is_silent(gid, now, &watch) {
+            lose(cm, now, gid, true);
+            continue;
+        }
+        cm.watched.ask_at(gid, now + watch.pause());
+        let Some(slot) = cm.watched.next(gid) else {
+            continue;
+        };
+        let Some(conn) = cm.conns.get(slot) else {
+            continue;
+        };
+        if let Some((question, tid, mad)) = question::about(conn, &cm.port) {
+            cm.out.send(*conn.peer(), mad);
+            cm.watched.asked(gid, now, slot, question, tid);
+        }
+    }
+}
+
+/// The peer at that address is gone, and with it all connections. `tell`: it may be there after all, and is told.
+pub(super) fn lose(cm: &mut Cm, now: Instant, gid: Gid, tell: bool) {
+    for slot in cm.watched.conns(gid) {
+        cm.out.counters.lost += 1;
+        cm.update(now, slot, |conn, ctx| closing::lose(conn, ctx, tell));
+    }
 }

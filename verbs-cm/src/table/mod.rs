@@ -6,6 +6,7 @@ mod listen;
 mod resolve;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use slab::Slab;
 use verbs_core::addr::{Gid, Psn};
@@ -19,11 +20,12 @@ use crate::event::{
     CmError, ConnId, Counters, Ended, Event, ListenId, Outputs, QpChange, ResolveId,
 };
 use crate::machine::{Connection, Ctx, State};
-use crate::machine::{active, closing, passive, paths};
+use crate::machine::{active, closing, passive, paths, question};
 use crate::params::{Accept, Connect, Listen, Port, Resolve, Resolved, Route};
 use crate::table::index::Index;
 use crate::table::listen::Listeners;
 use crate::table::resolve::Resolutions;
+use crate::table::watch::Neighbours;
 use crate::wire::{CommId, RejectReason, Transport};
 
 /// The connection manager of one port, sans-IO.
@@ -53,6 +55,7 @@ pub struct Cm {
     index: Index,
     listeners: Listeners,
     resolutions: Resolutions,
+    watched: Neighbours,
     out: Outputs,
 }
 
@@ -71,6 +74,7 @@ impl Cm {
             index: Index::default(),
             listeners: Listeners::default(),
             resolutions: Resolutions::default(),
+            watched: Neighbours::default(),
             out: Outputs {
                 transmits_max: config.transmits_max,
                 ..Outputs::default()
@@ -122,7 +126,7 @@ impl Cm {
         self.reserve();
         let mut ctx = ctx(now, &self.port, &self.config, &mut self.out);
         let conn = active::connect(&mut ctx, id, local_id, tid, connect);
-        self.insert(conn);
+        self.insert(now, conn);
         Ok(id)
     }
 
@@ -280,8 +284,14 @@ impl Cm {
 
     /// The network reports that a message was not delivered: its destination's host refused it. A hint, which
     /// counts for a request only, until its first answer: the first report has the request sent again after
-    /// half a second, and one for that repetition, too, ends the attempt.
+    /// half a second, and one for that repetition, too, ends the attempt. And for the questions of a [`Watch`](crate::Watch).
     pub fn undelivered(&mut self, now: Instant, to: Gid, tid: TransactionId) {
+        if let Some(is_gone) = self.watched.refused(now, to, tid) {
+            if is_gone {
+                dispatch::lose(self, now, to, false);
+            }
+            return;
+        }
         let id = CommId(tid.request());
         let known = (tid.client() == self.client).then(|| self.index.local(id));
         let slot = known.flatten().filter(|&slot| {
@@ -298,7 +308,7 @@ impl Cm {
         self.out.counters.idle_refusals += u64::from(!counted);
     }
 
-    /// Does what is due: repetitions, giving up, the end of timewait.
+    /// Does what is due: repetitions, giving up, the end of timewait, questions to peers that are watched.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(slot) = self.index.due(now) {
             self.update(now, slot, |conn, ctx| {
@@ -307,6 +317,7 @@ impl Cm {
             });
         }
         self.resolutions.handle_timeout(now, &mut self.out);
+        dispatch::ask_peers(self, now);
     }
 
     /// The next datagram to send, and where to.
@@ -326,7 +337,11 @@ impl Cm {
 
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` for no time.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let deadlines = [self.index.deadline(), self.resolutions.deadline()];
+        let deadlines = [
+            self.index.deadline(),
+            self.resolutions.deadline(),
+            self.watched.deadline(),
+        ];
         deadlines.into_iter().flatten().min()
     }
 
@@ -423,7 +438,7 @@ impl Cm {
         };
         let mut ctx = ctx(now, &self.port, &self.config, &mut self.out);
         let done = call(conn, &mut ctx);
-        self.settle(slot);
+        self.settle(now, slot);
         while self.index.lingering() > self.config.timewait_max {
             let Some(least) = self.least_lingering() else {
                 break;
@@ -437,7 +452,7 @@ impl Cm {
                     out: &mut self.out,
                 });
             }
-            self.settle(least);
+            self.settle(now, least);
         }
         done
     }
@@ -448,9 +463,9 @@ impl Cm {
         self.index.lingering_in_order().find(idle)
     }
 
-    fn insert(&mut self, conn: Connection) {
+    fn insert(&mut self, now: Instant, conn: Connection) {
         let slot = self.conns.insert(conn);
-        self.settle(slot);
+        self.settle(now, slot);
     }
 
     /// Room for what one more connection is to tell: no event is lost, or waits, for want of memory.
@@ -460,10 +475,14 @@ impl Cm {
         self.out.changes.reserve(count);
     }
 
-    fn settle(&mut self, slot: usize) {
+    fn settle(&mut self, now: Instant, slot: usize) {
         let Some(conn) = self.conns.get(slot) else {
             return;
         };
+        if let Some(watch) = self.config.watch {
+            let peer = question::watched_peer(conn, &self.port);
+            self.watched.settle(slot, peer, now + watch.pause());
+        }
         let is_gone = self.index.settle(slot, conn, &mut self.listeners);
         if is_gone {
             self.conns.remove(slot);

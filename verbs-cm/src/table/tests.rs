@@ -11,4 +11,5 @@ mod paths;
 mod refused;
 mod resolving;
 mod waits;
+mod watch;
 mod xrc;

@@ -42,6 +42,44 @@ pub struct Config {
     pub response_timeout_max: TimeCode,
     /// Longest time that a peer may ask for in an MRA; longer ones are cut. 25 (137 s) by default.
     pub service_timeout_max: TimeCode,
+    /// Whether peers of established connections are asked now and then if they are still there. `None` by default: nothing
+    /// is sent on a connection that is idle. For ports on Ethernet alone; a port's connections with itself are left out.
+    pub watch: Option<Watch>,
+}
+
+/// How peers of established connections are watched: each address of a peer is asked about one connection at a time.
+///
+/// A peer is gone when its host refuses three questions in a row (ICMP port unreachable), over half a second, and nothing
+/// comes from it in between; or when it says that it does not know the connection. Then the connection ends with
+/// [`Ended::Failed`](crate::Ended::Failed).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// The pause between two questions. 1 s by default, which finds a process of the same host that has died in at most
+    /// 1.6 s; a datagram and its answer a second for each address.
+    pub every: Duration,
+    /// A peer that does not answer for so long is gone, if it has answered before. `None` by default: the peer may be
+    /// stopped, as in a debugger.
+    pub silence: Option<Duration>,
+}
+
+impl Watch {
+    /// The pause between two questions: at least eight in the time that a peer may be silent, so that a lossy network is no
+    /// reason to end.
+    pub(crate) fn pause(&self) -> Duration {
+        let pause = self
+            .silence
+            .map_or(self.every, |silence| self.every.min(silence / 8));
+        pause.max(Duration::from_millis(10))
+    }
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self {
+            every: Duration::from_secs(1),
+            silence: None,
+        }
+    }
 }
 
 impl Default for Config {
@@ -58,6 +96,7 @@ impl Default for Config {
             transmits_max: 4096,
             response_timeout_max: TimeCode::new(23),
             service_timeout_max: TimeCode::new(25),
+            watch: None,
         }
     }
 }

@@ -258,6 +258,8 @@ pub struct Counters {
     /// Messages kept back because their receiver has not shown that it hears us; see
     /// [`Config::amplification_max`](crate::Config::amplification_max).
     pub unproven: u64,
+    /// Connections whose peer was found to be gone; see [`Watch`](crate::Watch).
+    pub lost: u64,
 }
 
 /// Why a call was refused; nothing was done.

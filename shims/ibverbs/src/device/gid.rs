@@ -14,7 +14,7 @@ use crate::live::look;
 
 /// `IBV_GID_TYPE_IB`, and `IBV_GID_TYPE_ROCE_V2`.
 const IB: u32 = 0;
-const ROCE_V2: u32 = 2;
+pub(super) const ROCE_V2: u32 = 2;
 
 /// The least number of entries that the port's table is reported to have: some are empty, as on other devices.
 pub(super) const TABLE_MIN: usize = 16;
@@ -38,10 +38,7 @@ impl Context {
             gid: verbs_abi::gid_words(gid),
             gid_index: index,
             port_num: port,
-            gid_type: match self.network {
-                Network::Roce => ROCE_V2,
-                Network::Iwarp | Network::InfiniBand => IB,
-            },
+            gid_type: type_of(self.network),
             ndev_ifindex: interface_of(gid).unwrap_or(0),
         };
         Ok(self.gid(port, index)?.map(entry))
@@ -59,6 +56,14 @@ impl Context {
     }
 }
 
+/// What all GIDs of a device on that network are.
+pub(super) fn type_of(network: Network) -> u32 {
+    match network {
+        Network::Roce => ROCE_V2,
+        Network::Iwarp | Network::InfiniBand => IB,
+    }
+}
+
 /// The device's GUID. On a subnet it is the node's. Elsewhere a locally administered EUI-64, which contains the IPv4 address or the end of the IPv6 address, so
 /// that programs that run at the same time have different ones.
 pub(crate) fn guid_of(made: &Made) -> u64 {
@@ -70,7 +75,7 @@ pub(crate) fn guid_of(made: &Made) -> u64 {
 }
 
 /// The number of the interface that has the address.
-fn interface_of(gid: Gid) -> Option<u32> {
+pub(super) fn interface_of(gid: Gid) -> Option<u32> {
     let wanted = IpAddr::from(gid).to_canonical();
     let mut first = std::ptr::null_mut();
     // SAFETY: it sets `first` to a list that freeifaddrs frees.

@@ -2,6 +2,7 @@
 
 mod context;
 mod extension;
+mod folder;
 mod fork;
 mod gid;
 mod place;
@@ -63,6 +64,7 @@ pub(crate) fn hca() -> Result<Made, Errno> {
     match made {
         Ok(made) => {
             fork::watch();
+            folder::write(&made);
             Ok(hca.insert(made).clone())
         }
         Err(error) => {

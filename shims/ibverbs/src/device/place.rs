@@ -27,6 +27,8 @@ pub(crate) struct Made {
     pub(crate) hca: Arc<Hca>,
     pub(crate) clock: Clock,
     pub(crate) network: Network,
+    /// How long peers of connections by address may be silent, if that is set.
+    pub(crate) keepalive: Option<Duration>,
 }
 
 /// The kind of network that the device is on.
@@ -59,6 +61,9 @@ const FIRST_PORT: u8 = 1;
 /// How long a subnet's manager may take to configure a port.
 const MANAGER_WAIT: Duration = Duration::from_secs(5);
 
+/// How many seconds peers of connections by address may be silent.
+const KEEPALIVE: &str = "VERBS_KEEPALIVE";
+
 /// The environment's settings for the device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
@@ -67,6 +72,8 @@ pub(super) struct Place {
     loss: Option<u16>,
     seed: u64,
     pcap: Option<PathBuf>,
+    /// How long peers of connections by address may be silent.
+    keepalive: Option<Duration>,
 }
 
 /// Where the device is.
@@ -144,6 +151,8 @@ pub(super) enum PlaceError {
     Host(HostError),
     Subnet(AttachError),
     Tcp(std::io::Error),
+    /// That variable is for RoCE alone.
+    NotRoce(&'static str),
     /// That variable is about packets, which that network has not.
     NoPackets(&'static str, &'static str),
     NoneFree,
@@ -166,6 +175,10 @@ impl std::fmt::Display for PlaceError {
             Self::Host(error) => write!(f, "there is no device: {error}"),
             Self::Subnet(error) => write!(f, "there is no device: {error}"),
             Self::Tcp(error) => write!(f, "there is no device: {error}"),
+            Self::NotRoce(name) => write!(
+                f,
+                "{name} is for devices for RoCE, and VERBS_DEVICE names another one; there is no device"
+            ),
             Self::NoPackets(name, network) => write!(
                 f,
                 "{name} is about packets, and {network} has none; there is no device"
@@ -187,7 +200,7 @@ impl std::fmt::Display for PlaceError {
 impl PlaceError {
     pub(super) fn errno(&self) -> i32 {
         match self {
-            Self::Variable { .. } | Self::NoPackets(..) => libc::EINVAL,
+            Self::Variable { .. } | Self::NotRoce(_) | Self::NoPackets(..) => libc::EINVAL,
             Self::Tcp(error) => error.raw_os_error().unwrap_or(libc::EIO),
             Self::Link(LinkError::InUse { .. }) | Self::NoneFree => libc::EADDRINUSE,
             Self::Link(_) | Self::Host(_) | Self::Subnet(_) => libc::ENODEV,
@@ -235,16 +248,36 @@ impl Place {
         let name = "VERBS_SEED";
         let seed = parsed(name, variable(name), "a number")?.unwrap_or(0);
         let pcap = variable("VERBS_PCAP").map(PathBuf::from);
+        let wanted = "a number of seconds from 1 to 86400";
+        let (name, value) = (KEEPALIVE, variable(KEEPALIVE));
+        let seconds = parsed::<u64>(name, value.clone(), wanted)?;
+        if let (Some(value), Some(0 | 86_401..)) = (value, seconds) {
+            return Err(PlaceError::Variable {
+                name,
+                value,
+                wanted,
+            });
+        }
         Ok(Self {
             at,
             loss,
             seed,
             pcap,
+            keepalive: seconds.map(Duration::from_secs),
         })
     }
 
     /// The HCA; at `preferred`, if the environment names no address and it is free.
     pub(super) fn hca(self, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
+        if self.keepalive.is_some() && !matches!(self.at, At::Roce(_)) {
+            return Err(PlaceError::NotRoce(KEEPALIVE));
+        }
+        let keepalive = self.keepalive;
+        let made = self.made(preferred)?;
+        Ok(Made { keepalive, ..made })
+    }
+
+    fn made(self, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
         match &self.at {
             At::Roce(address) => self.roce(*address, preferred),
             At::Iwarp(address) => self.iwarp(address.or(preferred)),
@@ -337,6 +370,7 @@ fn built(builder: Builder, clock: Clock, network: Network) -> Made {
         hca,
         clock,
         network,
+        keepalive: None,
     }
 }
 
@@ -392,6 +426,7 @@ mod tests {
             ("VERBS_LOSS", "10"),
             ("VERBS_SEED", "7"),
             ("VERBS_PCAP", "x.pcap"),
+            ("VERBS_KEEPALIVE", "10"),
         ]);
         assert_eq!(
             place,
@@ -399,7 +434,8 @@ mod tests {
                 at: At::Roce(Some(Ipv4Addr::new(127, 0, 0, 9).into())),
                 loss: Some(10),
                 seed: 7,
-                pcap: Some("x.pcap".into())
+                pcap: Some("x.pcap".into()),
+                keepalive: Some(Duration::from_secs(10)),
             })
         );
     }
@@ -431,7 +467,11 @@ mod tests {
 
     #[test]
     fn a_network_without_packets_loses_and_records_none() {
-        for (device, variable) in [("iwarp", "VERBS_LOSS"), ("loopback", "VERBS_PCAP")] {
+        for (device, variable) in [
+            ("iwarp", "VERBS_LOSS"),
+            ("loopback", "VERBS_PCAP"),
+            ("subnet:HcaA", "VERBS_KEEPALIVE"),
+        ] {
             let place = of(&[("VERBS_DEVICE", device), (variable, "1")]).expect("it is right");
             let refused = place.hca(None).map(drop).expect_err("it is refused");
             assert_eq!(refused.errno(), libc::EINVAL);
@@ -445,6 +485,12 @@ mod tests {
             ("VERBS_DEVICE", "here", "an address of this host"),
             ("VERBS_LOSS", "1001", "a number from 0 to 1000"),
             ("VERBS_SEED", "-1", "a number"),
+            (
+                "VERBS_KEEPALIVE",
+                "0",
+                "a number of seconds from 1 to 86400",
+            ),
+            ("VERBS_KEEPALIVE", "1h", "a number of seconds"),
         ];
         for (name, value, wanted) in wrong {
             let text = of(&[(name, value)]).expect_err("it is wrong");

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
 use verbs_abi::{self as abi, ValuesEx};
-use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortState};
+use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
 
 use super::context::Context;
 use super::{gid, text};
@@ -136,11 +136,11 @@ fn device_attr_ex(context: &Context) -> Result<abi::DeviceAttrEx, Errno> {
     })
 }
 
-fn port_attr(context: &Context, port: u8) -> Result<abi::PortAttr, Errno> {
-    let attr = context.port_attr(port)?;
+/// The port as programs see it.
+pub(super) fn shown_port(attr: &PortAttr) -> abi::PortAttr {
     let is_up = matches!(attr.state, PortState::Active | PortState::ActiveDefer);
     let is_ethernet = attr.link_layer == LinkLayer::Ethernet;
-    Ok(abi::PortAttr {
+    abi::PortAttr {
         state: attr.state as u32,
         max_mtu: attr.max_mtu as u32,
         active_mtu: attr.active_mtu as u32,
@@ -164,7 +164,7 @@ fn port_attr(context: &Context, port: u8) -> Result<abi::PortAttr, Errno> {
         flags: if is_ethernet { GRH_REQUIRED } else { 0 },
         port_cap_flags2: 0,
         active_speed_ex: u32::from(attr.active_speed),
-    })
+    }
 }
 
 /// `ibv_query_device`.
@@ -231,7 +231,7 @@ pub(crate) unsafe extern "C" fn query_port_ex(
 ) -> c_int {
     code(|| {
         // SAFETY: the program does not close it now.
-        let found = port_attr(unsafe { look::<Context, _>(context) }?, port)?;
+        let found = shown_port(&unsafe { look::<Context, _>(context) }?.port_attr(port)?);
         // SAFETY: `size` bytes are the program's.
         unsafe {
             attr.cast::<u8>().write_bytes(0, size);

@@ -11,7 +11,7 @@ use super::{is_ours, name};
 use crate::call::{Errno, number};
 
 /// Files of the device's folder.
-const FILES: &[(&str, &str)] = &[
+pub(super) const FILES: &[(&str, &str)] = &[
     ("board_id", "verbs"),
     ("fw_ver", env!("CARGO_PKG_VERSION")),
     ("hca_type", "software"),

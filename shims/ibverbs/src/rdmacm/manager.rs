@@ -17,7 +17,7 @@ use futures::executor::block_on;
 use parking_lot::Mutex;
 use verbs_abi as abi;
 use verbs_cm::sa::SaClient;
-use verbs_cm::{Cm, Config, ConnId, ListenId, Port, ResolveId};
+use verbs_cm::{Cm, Config, ConnId, ListenId, Port, ResolveId, Watch};
 use verbs_core::cm::CmBinder;
 use verbs_core::event::{EventWatcher, Undelivered};
 use verbs_core::host::HostPorts;
@@ -67,7 +67,7 @@ unsafe impl Sync for Manager {}
 
 /// Limits of the machine: a program may make thousands of connections at once, to one peer. The defaults limit forged
 /// requests to a quarter of the places and those of one source to a sixteenth; so do these, of 16 times as many places.
-fn limits() -> Config {
+fn limits(watch: Option<Watch>) -> Config {
     Config {
         connections_max: 65_536,
         half_open_max: 16_384,
@@ -75,6 +75,7 @@ fn limits() -> Config {
         timewait_max: 65_536,
         resolutions_max: 16_384,
         transmits_max: 65_536,
+        watch,
         ..Config::default()
     }
 }
@@ -178,7 +179,14 @@ impl Manager {
             Carrier::Mads { agent, .. } => agent.id().number(),
             Carrier::Verbs { .. } => 0,
         };
-        let machine = Cm::new(limits(), port_of(&info), number, Seed::from_system());
+        // A simulated device, whose runs repeat, says a number.
+        let simulated = device.target().provider_of().seed();
+        let seed = simulated.map_or_else(Seed::from_system, Seed::from);
+        let watch = simulated.is_none().then(|| Watch {
+            silence: made.keepalive,
+            ..Watch::default()
+        });
+        let machine = Cm::new(limits(watch), port_of(&info), number, seed);
         let watcher: Arc<dyn EventWatcher> = Arc::<Peers>::clone(&peers);
         device.target().watch_events(&watcher);
         let manager = Arc::new(Self {

@@ -16,6 +16,8 @@ mod arrival;
 mod carrier;
 mod channel;
 mod connect;
+#[cfg(test)]
+mod death_tests;
 mod endpoint;
 mod ep;
 #[cfg(test)]

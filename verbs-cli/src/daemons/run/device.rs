@@ -77,36 +77,49 @@ impl Device {
 
     /// What programs find of it below /sys.
     pub(super) fn shown(device: Option<&Self>) -> Shown {
+        let roce = Shown {
+            name: "roce0",
+            node_type: "1: CA",
+            link_layer: "Ethernet",
+            gid_type: "RoCE v2",
+            address: None,
+        };
         match device {
-            None | Some(Self::Roce(_)) => Shown {
-                name: "roce0",
-                node_type: "1: CA\n",
-                link_layer: "Ethernet\n",
-                gid_type: "RoCE v2\n",
+            // The first one that the library tries.
+            None => Shown {
+                address: Some([127, 0, 0, 2].into()),
+                ..roce
             },
-            Some(Self::Iwarp(_)) => Shown {
+            Some(Self::Roce(address)) => Shown {
+                address: Some(address.ip),
+                ..roce
+            },
+            Some(Self::Iwarp(address)) => Shown {
                 name: "iwarp0",
-                node_type: "4: RNIC\n",
-                link_layer: "Ethernet\n",
-                gid_type: "IB/RoCE v1\n",
+                node_type: "4: RNIC",
+                gid_type: "IB/RoCE v1",
+                address: (address.as_ref()).map_or(Some([127, 0, 0, 1].into()), |at| Some(at.ip)),
+                ..roce
             },
             Some(Self::Subnet(_)) => Shown {
                 name: "ib0",
-                node_type: "1: CA\n",
-                link_layer: "InfiniBand\n",
-                gid_type: "IB/RoCE v1\n",
+                link_layer: "InfiniBand",
+                gid_type: "IB/RoCE v1",
+                ..roce
             },
         }
     }
 }
 
-/// Contents of files that differ by the kind of network.
-#[derive(Debug)]
+/// What files of the device say before it is made. The library replaces them by what its calls say.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {
     pub(super) name: &'static str,
     pub(super) node_type: &'static str,
     pub(super) link_layer: &'static str,
     pub(super) gid_type: &'static str,
+    /// The address that the device will probably have.
+    pub(super) address: Option<IpAddr>,
 }
 
 #[cfg(test)]

@@ -73,6 +73,10 @@ pub(crate) struct RunArgs {
     /// Write all packets to a file for Wireshark (link type 101, raw IP)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// End connections of librdmacm whose peer has been silent for so long, 1 to 86400: its host is gone. A peer that was
+    /// killed is noticed in any case
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    keepalive: Option<u32>,
     /// Say on stderr why calls of the library are refused
     #[arg(long)]
     explain: bool,
@@ -140,11 +144,14 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
             return RunError::Host(why);
         }
     }
+    let mut command = command(args, program, rest, folder);
     if !args.no_namespace {
         // Few programs need it, and some systems refuse it.
-        let _ = namespace::enter(&Device::shown(args.device.as_ref()));
+        let entered = namespace::enter(&Device::shown(args.device.as_ref()));
+        if let Ok(Some(folder)) = entered {
+            command.env("VERBS_SYSFS", folder);
+        }
     }
-    let mut command = command(args, program, rest, folder);
     if let Some(preload) = preload {
         command.env("LD_PRELOAD", with_those_before(preload));
     }
@@ -180,6 +187,8 @@ fn command(args: &RunArgs, program: &OsString, rest: &[OsString], folder: PathBu
     set("VERBS_DEVICE", args.device.as_ref().map(Device::variable));
     set("VERBS_LOSS", args.loss.map(|loss| loss.to_string()));
     set("VERBS_SEED", args.seed.map(|seed| seed.to_string()));
+    let seconds = args.keepalive.map(|seconds| seconds.to_string());
+    set("VERBS_KEEPALIVE", seconds);
     set("VERBS_LOG_LEVEL", args.explain.then(|| "3".into()));
     if let Some(pcap) = &args.pcap {
         // The program may change its directory before it opens the device.
@@ -205,7 +214,8 @@ mod tests {
 
     #[test]
     fn options_become_the_librarys_environment() {
-        let line = "run --device 127.0.0.9 --loss 10 --seed 7 --explain -- prog --loss x";
+        let line =
+            "run --device 127.0.0.9 --loss 10 --seed 7 --keepalive 9 --explain -- prog --loss x";
         let args = Line::parse_from(line.split(' ')).run;
         let (program, rest) = args.program.split_first().expect("one is named");
         let command = command(&args, program, rest, "/lib/verbs".into());
@@ -217,6 +227,7 @@ mod tests {
             .collect();
         assert_eq!(set["VERBS_DEVICE"], "127.0.0.9");
         assert_eq!((set["VERBS_LOSS"], set["VERBS_SEED"]), ("10", "7"));
+        assert_eq!(set["VERBS_KEEPALIVE"], "9");
         assert_eq!(set["VERBS_LOG_LEVEL"], "3");
         assert!(set["LD_LIBRARY_PATH"].starts_with("/lib/verbs"));
         assert!(!set.contains_key("VERBS_PCAP"));

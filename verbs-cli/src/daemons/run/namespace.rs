@@ -2,12 +2,14 @@
 //! systems an ordinary user may have, in a user namespace where he is himself.
 //!
 //! /dev and /sys/class become folders in memory. What was in them is bound to its place; beside it are
-//! /dev/infiniband/uverbs0, a name of /dev/null, and /sys/class/infiniband/roce0 with what libraries read there.
+//! /dev/infiniband/uverbs0, a name of /dev/null, and /sys/class/infiniband/roce0 with what libraries read there. The library
+//! writes these files once more when it has made the device.
 
 use std::fs::{self, File, FileType};
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::{FileTypeExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::mount::{
     MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change, mount_move,
@@ -17,30 +19,58 @@ use rustix::thread::UnshareFlags;
 
 use super::device::Shown;
 
-/// The files of the device, below its folder in /sys/class/infiniband.
-fn files(shown: &Shown) -> [(&'static str, &'static str); 14] {
-    [
-        ("node_type", shown.node_type),
-        ("fw_ver", concat!(env!("CARGO_PKG_VERSION"), "\n")),
-        ("hca_type", "software\n"),
-        ("board_id", "verbs\n"),
-        ("device/net/lo/operstate", "up\n"),
-        ("ports/1/state", "4: ACTIVE\n"),
-        ("ports/1/phys_state", "5: LinkUp\n"),
-        ("ports/1/rate", "200 Gb/sec (4X HDR)\n"),
-        ("ports/1/link_layer", shown.link_layer),
-        ("ports/1/lid", "0x0\n"),
-        ("ports/1/sm_lid", "0x0\n"),
-        ("ports/1/pkeys/0", "0xffff\n"),
-        ("ports/1/gid_attrs/types/0", shown.gid_type),
-        ("ports/1/gid_attrs/ndevs/0", "lo\n"),
-    ]
+/// The device's folder. The library has it in `VERBS_SYSFS`, and writes there what its calls report, once it has a device.
+fn folder(shown: &Shown) -> String {
+    format!("infiniband/{}", shown.name)
 }
 
-/// Goes into it. After an error the process may be in namespaces of its own, and sees what it saw before.
-pub(super) fn enter(shown: &Shown) -> io::Result<()> {
+/// The files of the device, below its folder in /sys/class, for programs that look before they ask the library, or never do.
+fn files(shown: &Shown) -> Vec<(String, String)> {
+    let file = |name: &str, line: &str| (name.to_owned(), line.to_owned());
+    let mut files = vec![
+        file("node_type", shown.node_type),
+        file("fw_ver", env!("CARGO_PKG_VERSION")),
+        file("hw_rev", "0"),
+        file("hca_type", "software"),
+        file("board_id", "verbs"),
+        file("device/numa_node", "-1"),
+        file("ports/1/state", "4: ACTIVE"),
+        file("ports/1/phys_state", "5: LinkUp"),
+        file("ports/1/rate", "200 Gb/sec (4X HDR)"),
+        file("ports/1/link_layer", shown.link_layer),
+        file("ports/1/lid", "0x0"),
+        file("ports/1/lid_mask_count", "0"),
+        file("ports/1/sm_lid", "0x0"),
+        file("ports/1/sm_sl", "0"),
+        file("ports/1/cap_mask", "0x00010000"),
+        file("ports/1/pkeys/0", "0xffff"),
+        file("ports/1/gid_attrs/types/0", shown.gid_type),
+    ];
+    let Some(address) = shown.address else {
+        return files;
+    };
+    let gid = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    let [.., a, b] = gid.segments();
+    let guid = format!("0200:5eff:{a:04x}:{b:04x}");
+    let gid = gid.segments().map(|group| format!("{group:04x}")).join(":");
+    files.push(("node_guid".into(), guid.clone()));
+    files.push(("sys_image_guid".into(), guid));
+    files.push(("ports/1/gids/0".into(), gid));
+    if address.is_loopback() {
+        files.push(file("ports/1/gid_attrs/ndevs/0", "lo"));
+        files.push(file("device/net/lo/operstate", "up"));
+    }
+    files
+}
+
+/// Goes into it; says where the device's folder is, if there was none before. After an error the process may be in namespaces
+/// of its own, and sees what it saw before.
+pub(super) fn enter(shown: &Shown) -> io::Result<Option<PathBuf>> {
     if Path::new("/dev/infiniband/uverbs0").exists() {
-        return Ok(());
+        return Ok(None);
     }
     leave_the_others()?;
     // Mounts of this namespace stay in it.
@@ -54,13 +84,22 @@ pub(super) fn enter(shown: &Shown) -> io::Result<()> {
         symlink("../null", folder.join("uverbs0"))
     })?;
     extend("/sys/class", |class| {
-        for (name, content) in files(shown) {
-            let path = class.join("infiniband").join(shown.name).join(name);
+        let of_device = files(shown).into_iter();
+        let of_device = of_device.map(|(name, line)| (format!("{}/{name}", folder(shown)), line));
+        let of_calls = [
+            ("infiniband_verbs/abi_version", "6"),
+            ("infiniband_verbs/uverbs0/abi_version", "1"),
+            ("infiniband_verbs/uverbs0/ibdev", shown.name),
+        ];
+        let of_calls = of_calls.map(|(name, line)| (name.to_owned(), line.to_owned()));
+        for (name, line) in of_device.chain(of_calls) {
+            let path = class.join(name);
             path.parent().map_or(Ok(()), fs::create_dir_all)?;
-            fs::write(path, content)?;
+            fs::write(path, format!("{line}\n"))?;
         }
         Ok(())
-    })
+    })?;
+    Ok(Some(Path::new("/sys/class").join(folder(shown))))
 }
 
 /// Namespaces of this process's own; its user is the same.
