@@ -144,7 +144,8 @@ fn a_peer_that_dies_in_any_way_is_noticed() {
     let ids = established(channel);
     let died = Instant::now();
     write(words[1], &[0; WAYS.len()]);
-    for _ in WAYS {
+    let mut left = WAYS.len();
+    while left > 0 {
         // SAFETY: the channel exists.
         let fd = unsafe { (*channel).fd };
         let mut ready = libc::pollfd {
@@ -156,6 +157,10 @@ fn a_peer_that_dies_in_any_way_is_noticed() {
         let count = unsafe { libc::poll(&raw mut ready, 1, 5000) };
         assert_eq!(count, 1, "a peer's end was not noticed");
         let told = next(channel).done();
+        if told.event == event::TIMEWAIT_EXIT {
+            continue;
+        }
+        left -= 1;
         let way = ids
             .iter()
             .position(|id| *id == told.id)
