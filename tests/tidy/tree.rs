@@ -10,7 +10,9 @@ use crate::scan;
 const SKIPPED: [&str; 2] = [".git", "target"];
 
 /// Endings of files for readers; files of `ci/` and `.ci/` count whatever their name.
-const READABLE: [&str; 9] = ["rs", "md", "supp", "toml", "txt", "sh", "yml", "c", "h"];
+const READABLE: [&str; 10] = [
+    "rs", "md", "supp", "toml", "txt", "sh", "yml", "c", "h", "svg",
+];
 
 /// A file for readers.
 pub(crate) struct Text {
