@@ -64,15 +64,9 @@ impl Access {
     /// 11.2.8.2); [`Error::NoCapability`] for `ON_DEMAND`, which a provider that has it removes before;
     /// [`Error::Unsupported`] for unknown flags outside the range of optional ones.
     pub const fn check(self) -> Result<(), Error> {
-        if self.contains(Self::ON_DEMAND) {
-            return Err(Error::NoCapability {
-                attr: Attr::Access,
-                missing: Capability::of(DeviceCap::ON_DEMAND_PAGING),
-            });
-        }
-        let known = Self::all().bits() | Self::OPTIONAL;
-        if self.bits() & !known != 0 {
-            return Err(Error::Unsupported(Attr::Access));
+        let taken = Self::all().difference(Self::ON_DEMAND).bits() | Self::OPTIONAL;
+        if self.bits() & !taken != 0 {
+            return Err(self.not_taken());
         }
         if self.intersects(Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC))
             && !self.contains(Self::LOCAL_WRITE)
@@ -83,6 +77,17 @@ impl Access {
             });
         }
         Ok(())
+    }
+
+    #[cold]
+    const fn not_taken(self) -> Error {
+        if self.contains(Self::ON_DEMAND) {
+            return Error::NoCapability {
+                attr: Attr::Access,
+                missing: Capability::of(DeviceCap::ON_DEMAND_PAGING),
+            };
+        }
+        Error::Unsupported(Attr::Access)
     }
 }
 
