@@ -15,7 +15,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`RdmaCore::follow`] keeps a [`DeviceList`](verbs_core::DeviceList) up to date with the NICs of the system.
+//! [`RdmaCore::follow`] keeps a [`verbs_core::DeviceList`] up to date with the NICs of the system.
 //!
 //! # Which threads make calls
 //!
