@@ -302,7 +302,7 @@ impl Drop for Ends<'_> {
 
 /// Goal: forged requests get at most three times their bytes, and neither places nor memory nor descriptors of the server, which
 /// serves an honest client beside them, and says something first. Method: some hundred requests from 16 addresses that
-/// confirm nothing.
+/// confirm nothing; after each honest client the descriptors are no more than half-open places have.
 #[test]
 fn strangers_get_nothing() {
     if !is_alone("rsocket::service_tests::strangers_get_nothing", None, 0) {
@@ -332,32 +332,39 @@ fn strangers_get_nothing() {
         close_both([client, server]);
     };
     serve();
+    // Connections are closed in the background, so descriptors of the last one may be there for a while.
+    let few = (0..50).map(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        files()
+    });
+    // Half-open connections have one each, and there are places for 64.
+    let few = few.min().expect("some") + 64 + 24;
     let is_over = AtomicBool::new(false);
-    let (grown, [sent, came]) = std::thread::scope(|scope| {
+    let (bytes, [sent, came]) = std::thread::scope(|scope| {
         let flood = scope.spawn(|| flood(to, &is_over));
         let _ends = Ends(&is_over);
         let mut seen = Vec::new();
         let since = Instant::now();
         while since.elapsed() < Duration::from_millis(2400) {
             serve();
-            seen.push((files(), resident()));
+            let closed = Instant::now();
+            while files() > few {
+                let all = files();
+                assert!(closed.elapsed() < PATIENCE, "{all} descriptors, not {few}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            seen.push(resident());
         }
         is_over.store(true, Ordering::Relaxed);
         close(listening);
         let (half, last) = (seen[seen.len() / 2], seen[seen.len() - 1]);
-        let grown = (last.0.abs_diff(half.0), last.1.saturating_sub(half.1));
-        (grown, flood.join().expect("no panic"))
+        (last.saturating_sub(half), flood.join().expect("no panic"))
     });
     assert!(
         sent > 30_000 && came > 0,
         "they were worth an answer: {sent}, {came}"
     );
     assert!(came <= 3 * sent, "{sent} bytes got {came}");
-    let (descriptors, bytes) = grown;
-    assert!(
-        descriptors <= 24,
-        "{descriptors} more descriptors, or fewer"
-    );
     assert!(bytes < 16 << 20, "{bytes} bytes more");
 }
 
