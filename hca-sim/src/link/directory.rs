@@ -94,9 +94,11 @@ impl<Q: Send + Sync> Tamper for Directory<Q> {
         }
         if let Some(window) = target.iter().find_map(|span| span.windows().next()) {
             let mut byte = [0];
-            window.read_into(&mut byte);
-            byte[0] ^= 1;
-            window.write_from(&byte);
+            // What lies there was just written; if it is gone now, there is nothing to change.
+            if window.read_into(&mut byte).is_ok() {
+                byte[0] ^= 1;
+                let _ = window.write_from(&byte);
+            }
         }
     }
 }

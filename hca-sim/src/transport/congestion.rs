@@ -9,8 +9,10 @@
 
 use std::time::Duration;
 
+use verbs_core::mem::Unmapped;
+
 use crate::clock::Instant;
-use crate::transport::{Acks, Outlet};
+use crate::transport::{Acks, Fill, Outlet};
 use crate::wire::{Head, Icrc};
 
 /// The parameters of DCQCN, by default those of the paper, with its rates for 40 Gbit/s scaled down to the line's.
@@ -283,12 +285,19 @@ impl Outlet for Paced<'_> {
         self.outlet.acks()
     }
 
-    fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8])) {
+    fn put(
+        &mut self,
+        head: &Head,
+        len: usize,
+        again: bool,
+        fill: Fill<'_>,
+    ) -> Result<(), Unmapped> {
+        self.outlet.put(head, len, again, fill)?;
         if let Some(state) = self.state {
             let bytes = head.wire_len() + len.next_multiple_of(4) + Icrc::LEN;
             state.sent(self.now, bytes as u64);
         }
-        self.outlet.put(head, len, again, fill);
+        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ mod ud;
 
 use std::net::IpAddr;
 
-use verbs_core::mem::{MrTable, Pin, Who};
+use verbs_core::mem::{MrTable, Pin, Unmapped, Who};
 use verbs_core::qp::QpCore;
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Access, EventType, MigState, Mtu, PKey, QKey, Qpn, WcStatus};
@@ -151,6 +151,9 @@ pub(crate) enum Acks {
     Later,
 }
 
+/// Writes the payload of a packet.
+pub(crate) type Fill<'f> = &'f mut dyn FnMut(&mut [u8]) -> Result<(), Unmapped>;
+
 /// Takes the packets that machines send.
 pub(crate) trait Outlet {
     /// Whether a packet can be put now. If not, the machine is called again when it can.
@@ -170,7 +173,11 @@ pub(crate) trait Outlet {
     /// A packet with `len` bytes of payload, which `fill` writes; it is given exactly that many. Only after
     /// [`Outlet::is_ready`]. `again`: it was sent before, so it must not depend on anything that may have been wrong
     /// with the first try.
-    fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8]));
+    ///
+    /// # Errors
+    /// What `fill` fails with; there is no packet then.
+    fn put(&mut self, head: &Head, len: usize, again: bool, fill: Fill<'_>)
+    -> Result<(), Unmapped>;
 }
 
 /// The events that follow from a machine's work, to be handled when the machine has been released and no pin is held.

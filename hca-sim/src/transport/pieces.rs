@@ -1,7 +1,7 @@
 //! The memory of work requests: checked, and copied from and to, one packet at a time.
 
 use arrayvec::ArrayVec;
-use verbs_core::mem::{Span, Who};
+use verbs_core::mem::{Span, Unmapped, Who};
 use verbs_core::{Access, Payload, SendWr, Sge, WcCause};
 
 use crate::queue::base::limits::MAX_SGE;
@@ -10,6 +10,13 @@ use crate::transport::Ends;
 /// Why a piece may not be used, for `vendor_err`: the code of a [`WcCause`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::transport) struct Refused(pub(in crate::transport) u32);
+
+impl From<Unmapped> for Refused {
+    #[cold]
+    fn from(_: Unmapped) -> Self {
+        Self(WcCause::Unmapped.code())
+    }
+}
 
 /// Room for the pieces of a message, which stays where it is: it is large, and most messages do not use it.
 pub(in crate::transport) type Pieces<'p> = ArrayVec<Span<'p>, MAX_SGE>;
@@ -48,7 +55,10 @@ impl<'p, 'w> Source<'p, 'w> {
     }
 
     /// Fills `out` with the bytes from `offset` on.
-    pub(in crate::transport) fn read(&self, offset: u32, out: &mut [u8]) {
+    ///
+    /// # Errors
+    /// [`Unmapped`], if some of them are gone.
+    pub(in crate::transport) fn read(&self, offset: u32, out: &mut [u8]) -> Result<(), Unmapped> {
         match self {
             Self::Inline(bytes) => {
                 let from = bytes.get(offset as usize..).unwrap_or_default();
@@ -56,12 +66,12 @@ impl<'p, 'w> Source<'p, 'w> {
                 out[..n].copy_from_slice(&from[..n]);
             }
             Self::One(piece) if offset == 0 => {
-                piece.read_into(out);
+                piece.read_into(out)?;
             }
             Self::One(piece) => {
                 let rest = piece.part(offset, piece.len().saturating_sub(offset));
                 if let Some(rest) = rest {
-                    rest.read_into(out);
+                    rest.read_into(out)?;
                 }
             }
             Self::Pieces(pieces) => {
@@ -70,13 +80,16 @@ impl<'p, 'w> Source<'p, 'w> {
                     let part = skip.min(piece.len());
                     skip -= part;
                     let rest = piece.part(part, piece.len() - part);
-                    filled += rest.map_or(0, |rest| rest.read_into(&mut out[filled..])) as usize;
+                    if let Some(rest) = rest {
+                        filled += rest.read_into(&mut out[filled..])? as usize;
+                    }
                     if filled == out.len() {
                         break;
                     }
                 }
             }
         }
+        Ok(())
     }
 }
 
@@ -134,7 +147,7 @@ pub(in crate::transport) fn place(
         ..sge
     };
     let span = check(ends, part, ends.who_in(pd), Access::LOCAL_WRITE)?;
-    Ok(span.write_from(bytes))
+    Ok(span.write_from(bytes)?)
 }
 
 #[inline]

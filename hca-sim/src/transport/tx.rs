@@ -5,13 +5,14 @@
 
 use std::net::IpAddr;
 
+use verbs_core::mem::Unmapped;
 use verbs_core::{Bounce, Psn, Qpn};
 
 use crate::clock::Instant;
 use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
 use crate::queue::base::counters::Counters;
 use crate::queue::base::poller_thread::{AtWork, PollerThread};
-use crate::transport::{Acks, Outlet};
+use crate::transport::{Acks, Fill, Outlet};
 use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
 
 /// Bytes of the longest packet: headers, 4096 bytes and an ICRC.
@@ -83,23 +84,26 @@ impl Open {
     }
 
     /// Appends a packet, without an ICRC if there is nothing to compute it. `false`: its headers do not fit the opcode.
+    ///
+    /// # Errors
+    /// What `fill` fails with; nothing is appended then.
     fn push(
         &mut self,
         (route, seal): (&Route, Option<&Sealing>),
         head: &Head,
         (len, total): (usize, usize),
         alone: bool,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> bool {
+        fill: Fill<'_>,
+    ) -> Result<bool, Unmapped> {
         let Some(packet) = self.bytes.get_mut(self.len..self.len + total) else {
-            return false;
+            return Ok(false);
         };
         let Ok(at) = head.emit(len, packet) else {
-            return false;
+            return Ok(false);
         };
         let (covered, icrc) = packet.split_at_mut(total - Icrc::LEN);
         let (payload, pad) = covered[at..].split_at_mut(len);
-        fill(payload);
+        fill(payload)?;
         if !pad.is_empty() {
             pad.fill(0);
         }
@@ -109,7 +113,7 @@ impl Open {
             None => Some(0),
         };
         let Some(crc) = crc else {
-            return false;
+            return Ok(false);
         };
         icrc.copy_from_slice(&crc.to_le_bytes());
         if self.route.is_none() {
@@ -118,7 +122,7 @@ impl Open {
         self.closed = alone || total < self.segment;
         self.len += total;
         self.count += 1;
-        true
+        Ok(true)
     }
 
     /// Offers it to the link. `false`: there is no room.
@@ -323,11 +327,31 @@ impl Outlet for TxFlow<'_> {
         !self.tx_queue.blocked || self.tx_queue.flush(self.link)
     }
 
-    fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8])) {
-        self.counters.packets_sent.up();
-        if self.down {
-            return;
+    fn put(
+        &mut self,
+        head: &Head,
+        len: usize,
+        again: bool,
+        fill: Fill<'_>,
+    ) -> Result<(), Unmapped> {
+        if !self.down {
+            self.append(head, len, again, fill)?;
         }
+        self.counters.packets_sent.up();
+        Ok(())
+    }
+}
+
+impl TxFlow<'_> {
+    /// See [`Outlet::put`].
+    #[inline(always)]
+    fn append(
+        &mut self,
+        head: &Head,
+        len: usize,
+        again: bool,
+        fill: Fill<'_>,
+    ) -> Result<(), Unmapped> {
         let request = head.opcode().is_request();
         if again && request {
             self.tx_queue.repeated(self.link, self.qpn, head.bth().psn);
@@ -344,7 +368,7 @@ impl Outlet for TxFlow<'_> {
         if self.seal.is_none() {
             // A queue pair's addresses are of one family; that was checked when it got them.
             let Some(seal) = seals.of(self.route) else {
-                return;
+                return Ok(());
             };
             let is_needed = self.link.seals(self.route, head.bth().dest_qpn);
             self.seal = Some(is_needed.then_some(seal));
@@ -364,7 +388,7 @@ impl Outlet for TxFlow<'_> {
                 into = spare;
             }
         }
-        let pushed = into.push((self.route, seal), head, (len, total), again, fill);
+        let pushed = into.push((self.route, seal), head, (len, total), again, fill)?;
         if request && into.count == 2 {
             *trial = Some(Trial {
                 route: *self.route,
@@ -373,6 +397,7 @@ impl Outlet for TxFlow<'_> {
             });
         }
         debug_assert!(pushed, "a machine's packet is longer than any can be");
+        Ok(())
     }
 }
 
@@ -484,7 +509,11 @@ mod tests {
         let mut lane = mail.of(Qpn::new(5), &ROUTE);
         for (psn, &(operation, len, again)) in (100..).zip(packets) {
             if lane.is_ready() {
-                lane.put(&head(operation, psn), len, again, &mut |out| out.fill(7));
+                lane.put(&head(operation, psn), len, again, &mut |out| {
+                    out.fill(7);
+                    Ok(())
+                })
+                .expect("there is memory");
             }
         }
     }

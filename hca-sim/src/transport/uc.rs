@@ -10,7 +10,7 @@ use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Pieces, Refused, Source};
 use crate::transport::rc::{Flight, Responder, head_of, tells};
-use crate::transport::{Ends, Events, Outlet};
+use crate::transport::{Ends, Events, Fill, Outlet};
 use crate::wire::{BthFlags, Head, Place, Role};
 
 /// See the module's documentation.
@@ -139,9 +139,13 @@ impl Uc {
             let offset = self.packet << ends.path.mtu.shift();
             let len = (flight.len - offset).min(ends.path.mtu.bytes());
             let head = head_of(&wr, (place, flight.len), ends.path, psn, flags);
-            outlet.put(&head, len as usize, false, &mut |out| {
-                source.read(offset, out);
-            });
+            let fill: Fill<'_> = &mut |out| source.read(offset, out);
+            if let Err(unmapped) = outlet.put(&head, len as usize, false, fill) {
+                let Refused(why) = unmapped.into();
+                self.failed = true;
+                completion::fail_sends(ends, at, WcStatus::LocProtErr, why, events);
+                return false;
+            }
             psn = psn.add(1);
             self.packet += 1;
         }

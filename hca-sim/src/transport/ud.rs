@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 
 use verbs_core::mad::sm::PERMISSIVE_LID;
+use verbs_core::mem::Unmapped;
 use verbs_core::{
     Access, Datagram, Dest, Lid, PKey, Psn, Qpn, SendFlags, SendOp, WcCause, WcFlags, WcOpcode,
     WcStatus,
@@ -18,7 +19,7 @@ use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Pieces, Refused, Source, scatter};
 use crate::transport::rc::Flight;
-use crate::transport::{Ends, Events, Incoming};
+use crate::transport::{Ends, Events, Fill, Incoming};
 use crate::wire::{
     Bth, BthFlags, Deth, Envelope, Grh, Head, ImmDt, Message, Opcode, Operation, ROCE_PORT, Service,
 };
@@ -33,13 +34,16 @@ pub(crate) trait Post {
 
     /// Sends a packet with `len` bytes of payload, which `fill` writes, to there. `false`: there is no room now. A
     /// packet without a route is lost.
+    ///
+    /// # Errors
+    /// What `fill` fails with; there is no packet then.
     fn post(
         &mut self,
         to: &Datagram,
         head: &Head,
         len: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> bool;
+        fill: Fill<'_>,
+    ) -> Result<bool, Unmapped>;
 }
 
 /// See the module's documentation.
@@ -110,10 +114,15 @@ impl Ud {
                 .filter(|_| ends.path.is_special);
             let pkey = named.unwrap_or(ends.path.pkey);
             let head = head(ends, to, &wr.op, (psn, pkey), solicited);
-            if !post.post(to, &head, flight.len as usize, &mut |out| {
-                source.read(0, out);
-            }) {
-                return true;
+            let fill: Fill<'_> = &mut |out| source.read(0, out);
+            match post.post(to, &head, flight.len as usize, fill) {
+                Ok(true) => {}
+                Ok(false) => return true,
+                Err(unmapped) => {
+                    let Refused(why) = unmapped.into();
+                    self.fail(ends, at, WcStatus::LocProtErr, why, events);
+                    return false;
+                }
             }
             self.next = Some(psn.add(1));
             ends.sends.set_psn(psn.add(1).value());

@@ -8,6 +8,7 @@ mod depths;
 mod direct;
 mod ends;
 mod faults;
+mod gone;
 mod memory;
 mod operations;
 mod states;

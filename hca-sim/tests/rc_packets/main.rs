@@ -12,6 +12,8 @@ mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
 mod fences;
+#[path = "../rc/gone.rs"]
+mod gone;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]

@@ -1,6 +1,6 @@
 //! Reliable connections over TCP, as iWARP: the scenarios of `rc`, where messages are placed directly, must end in the
 //! same completions, states and bytes. What iWARP lacks is refused, and each such place in a scenario says so by
-//! `way::IS_IWARP`. How faults end is not the same, since a SEND or WRITE is done when TCP has it:
+//! `way::IS_IWARP`. How most faults end is not the same, since a SEND or WRITE is done when TCP has it:
 //! `hca-sim/src/transport/iwarp/tests/faults.rs` has those.
 
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
@@ -11,6 +11,8 @@ mod depths;
 mod ends;
 #[path = "../rc_packets/fences.rs"]
 mod fences;
+#[path = "../rc/gone.rs"]
+mod gone;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]
@@ -32,6 +34,9 @@ mod way {
 
     /// What iWARP lacks is refused, a SEND or WRITE is done when it was handed over, and a connection ends at both ends.
     pub(crate) const IS_IWARP: bool = true;
+
+    /// Whether a requester learns more of its peer's reasons than the Terminate says.
+    pub(crate) const PEER_SAYS_WHY: bool = false;
 
     thread_local! {
         static HCAS: RefCell<Vec<Weak<Hca>>> = const { RefCell::new(Vec::new()) };

@@ -8,6 +8,7 @@ use std::ptr::null_mut;
 
 use verbs_abi::{self as abi, ContextOps, VerbsContext};
 use verbs_core::LinkLayer;
+use verbs_core::mem::catch_faults;
 
 use crate::call::{Errno, code, pointer};
 use crate::device::{self, Context, PORT, Parts};
@@ -23,6 +24,9 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
             return Err(Errno::INVAL);
         }
         let made = device::hca()?;
+        // A program may free memory that is registered, which hardware would keep. Where this is not possible, a
+        // peer's access then ends the process.
+        let _ = catch_faults();
         let inbox = Inbox::new()?;
         let cmd_fd = File::open("/dev/null").map_err(|_| Errno(libc::EMFILE))?;
         let open = made.hca.open().wait()?;

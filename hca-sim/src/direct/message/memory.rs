@@ -1,9 +1,10 @@
 //! Messages of the memory management extensions: the key that a SEND invalidates, atomics beyond the first two, FLUSH.
 
-use verbs_core::mem::{Span, Who, Window};
+use verbs_core::mem::{Span, Who, Window, Word};
 use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
 use verbs_core::{Access, FlushRange, RKey, Remote, SendOp, WcCause, WcOpcode, WcStatus};
 
+use crate::direct::message::lost::Lost;
 use crate::direct::message::{Checked, Done, Gathered, Message, MessageFault, MessageOutcome};
 use crate::queue::cq::Cqe;
 
@@ -83,7 +84,8 @@ impl<'a> Message<'a> {
             Gathered::Pieces(pieces) => {
                 let mut at = 0;
                 for piece in pieces {
-                    at += piece.read_into(&mut bytes[at..]) as usize;
+                    let read = piece.read_into(&mut bytes[at..]);
+                    at += read.map_err(Lost::own_bytes)? as usize;
                 }
             }
         }
@@ -95,7 +97,7 @@ impl<'a> Message<'a> {
         let target = self.remote(to, 8, Access::REMOTE_WRITE)?;
         let ways = self.ways(false)?;
         let word = word(target).ok_or(MISALIGNED)?;
-        word.store_word(bytes).ok_or(MISALIGNED)?;
+        word.store(bytes).map_err(Lost::remote_word)?;
         self.finish(&ways, None, WcOpcode::AtomicWrite, 8)
     }
 
@@ -164,7 +166,7 @@ impl<'a> Message<'a> {
 pub(super) const MISALIGNED: MessageOutcome =
     MessageOutcome::Fault(MessageFault::invalid(WcCause::Misaligned));
 
-/// 8 bytes in one piece.
-pub(super) fn word(span: Span<'_>) -> Option<Window<'_>> {
-    span.window()
+/// 8 aligned bytes in one piece.
+pub(super) fn word(span: Span<'_>) -> Option<Word<'_>> {
+    span.window().and_then(Window::word)
 }

@@ -4,16 +4,18 @@
 //! [`crate::direct::path`] says which thread may call this for a direction. Nothing changes before the outcome is
 //! certain, so an attempt that is refused can be made again.
 
+mod lost;
 mod memory;
 mod shared;
 
 use arrayvec::ArrayVec;
-use verbs_core::mem::{MrTable, Pin, Span, Who, Window};
+use verbs_core::mem::{MrTable, Pin, Span, Unmapped, Who, Window, Word};
 use verbs_core::sync::Arc;
 use verbs_core::{
     Access, Payload, Qpn, Remote, SendFlags, SendOp, SendWr, Sge, WcCause, WcOpcode, WcStatus,
 };
 
+use crate::direct::message::lost::Lost;
 use crate::direct::message::memory::{Ending, MISALIGNED, Tail, word};
 use crate::direct::path::DirectPath;
 use crate::queue::base::limits::MAX_SGE;
@@ -287,7 +289,7 @@ impl<'a> Message<'a> {
             .scatter(pieces, self.direct.pd, len)
             .map_err(MessageOutcome::Fault)?;
         let ways = self.ways(true)?;
-        self.copy(&source, &target);
+        self.copy(&source, &target, &Lost::SEND)?;
         let ending = self.conclude(tail)?;
         self.finish(
             &ways,
@@ -313,7 +315,7 @@ impl<'a> Message<'a> {
             )),
         };
         let ways = self.ways(receive.is_some())?;
-        self.copy(&source, &[target]);
+        self.copy(&source, &[target], &Lost::WRITE)?;
         self.finish(&ways, receive, WcOpcode::RdmaWrite, len)
     }
 
@@ -324,7 +326,7 @@ impl<'a> Message<'a> {
         let ways = self.ways(false)?;
         let mut source = Pieces::new();
         source.push(window);
-        self.copy(&Gathered::Pieces(source), &sink);
+        self.copy(&Gathered::Pieces(source), &sink, &Lost::READ)?;
         self.finish(&ways, None, WcOpcode::RdmaRead, len)
     }
 
@@ -332,14 +334,14 @@ impl<'a> Message<'a> {
         &self,
         remote: Remote,
         opcode: WcOpcode,
-        operation: impl FnOnce(Window<'a>) -> Option<u64>,
+        operation: impl FnOnce(Word<'a>) -> Result<u64, Unmapped>,
     ) -> Checked<Done> {
         let sink = self.local(Access::LOCAL_WRITE)?;
         let window = self.remote(remote, 8, Access::REMOTE_ATOMIC)?;
         let ways = self.ways(false)?;
         let word = word(window).ok_or(MISALIGNED)?;
-        let old = operation(word).ok_or(MISALIGNED)?.to_ne_bytes();
-        self.copy(&Gathered::Inline(&old), &sink);
+        let old = operation(word).map_err(Lost::remote_word)?.to_ne_bytes();
+        self.copy(&Gathered::Inline(&old), &sink, &Lost::READ)?;
         self.finish(&ways, None, opcode, 8)
     }
 
@@ -450,14 +452,19 @@ impl<'a> Message<'a> {
         Ok(Ways { recv, send })
     }
 
-    fn copy(&self, source: &Gathered<'_, '_>, target: &[Span<'_>]) {
-        match source {
+    /// `lost` says how the message ends if some of the memory is gone.
+    fn copy(&self, source: &Gathered<'_, '_>, target: &[Span<'_>], lost: &Lost) -> Checked<()> {
+        let copied = match source {
             Gathered::Inline(bytes) => scatter_bytes(bytes, target),
             Gathered::Pieces(pieces) => scatter_windows(pieces, target),
+        };
+        if let Err(unmapped) = copied {
+            return Err(MessageOutcome::Fault(lost.fault(unmapped, target)));
         }
         if let (Some(link), false) = (self.requester.tamper, self.wr.payload.is_empty()) {
             link.tamper(target);
         }
+        Ok(())
     }
 
     /// The responder's completion.
@@ -504,30 +511,34 @@ fn check<'p>(mrs: &MrTable, pin: &'p Pin, sge: Sge, who: Who, need: Access) -> O
     mrs.find(pin, sge.lkey.value(), sge.addr, sge.len, who, need)
 }
 
-fn scatter_bytes(mut bytes: &[u8], target: &[Span<'_>]) {
+fn scatter_bytes(mut bytes: &[u8], target: &[Span<'_>]) -> Result<(), Unmapped> {
     for span in target {
-        let n = span.write_from(bytes) as usize;
+        let n = span.write_from(bytes)? as usize;
         bytes = &bytes[n..];
     }
+    Ok(())
 }
 
-fn scatter_windows(source: &[Span<'_>], target: &[Span<'_>]) {
+fn scatter_windows(source: &[Span<'_>], target: &[Span<'_>]) -> Result<(), Unmapped> {
     let mut from = source.iter().flat_map(|span| span.windows());
     let mut piece = Window::empty();
     for window in target.iter().flat_map(|span| span.windows()) {
         let mut filled = 0;
         while filled < window.len() {
             if piece.is_empty() {
-                let Some(next) = from.next() else { return };
+                let Some(next) = from.next() else {
+                    return Ok(());
+                };
                 piece = next;
                 continue;
             }
             let Some(rest) = window.part(filled, window.len() - filled) else {
-                return;
+                return Ok(());
             };
-            let n = rest.copy_from(piece);
+            let n = rest.copy_from(piece)?;
             filled += n;
             piece = piece.part(n, piece.len() - n).unwrap_or(Window::empty());
         }
     }
+    Ok(())
 }

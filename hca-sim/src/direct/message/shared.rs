@@ -7,18 +7,22 @@
 use verbs_core::mem::Span;
 use verbs_core::{WcCause, WcOpcode, WcStatus};
 
+use crate::direct::message::lost::Lost;
 use crate::direct::message::memory::{Ending, Tail};
 use crate::direct::message::{
     Checked, Done, Faulty, Gathered, Message, MessageFault, MessageOutcome, Pieces, Ways,
 };
 use crate::queue::cq::{Cqe, note};
-use crate::queue::srq::{Seen, SharedReceives};
+use crate::queue::srq::{Seen, SharedReceives, Spoiled};
 
 impl<'a> Message<'a> {
     /// A SEND.
     pub(super) fn send_shared(&self, srq: &SharedReceives, tail: Tail) -> Checked<Done> {
         let len = self.length()?;
         let source = self.source()?;
+        if let Some(status) = srq.spoiled(self.direct.qpn) {
+            return Err(MessageOutcome::Fault(Lost::spoiled(status)));
+        }
         let ways = self.ways(true)?;
         loop {
             let seen = srq.look().ok_or(MessageOutcome::NotReady)?;
@@ -30,7 +34,9 @@ impl<'a> Message<'a> {
                     // Doing it again does no harm.
                     let ending = self.conclude(tail)?;
                     if let Some(limit) = srq.take(&seen) {
-                        self.copy(&source, &target);
+                        if let Err(outcome) = self.copy(&source, &target, &Lost::SEND) {
+                            return Err(self.spoil(srq, &seen, limit, outcome));
+                        }
                         let receive = (&seen, WcOpcode::Recv, ending);
                         return self.finish_shared(&ways, receive, WcOpcode::Send, len, limit);
                     }
@@ -49,14 +55,40 @@ impl<'a> Message<'a> {
         len: u32,
     ) -> Checked<Done> {
         let ways = self.ways(true)?;
+        if srq.look().is_none() {
+            return Err(MessageOutcome::NotReady);
+        }
+        // Once the receive is taken the message cannot be given up. Writing the bytes again does no harm.
+        self.copy(source, &[target], &Lost::WRITE)?;
         loop {
             let seen = srq.look().ok_or(MessageOutcome::NotReady)?;
             if let Some(limit) = srq.take(&seen) {
-                self.copy(source, &[target]);
                 let receive = (&seen, WcOpcode::RecvRdmaWithImm, Ending::Imm(imm));
                 return self.finish_shared(&ways, receive, WcOpcode::RdmaWrite, len, limit);
             }
         }
+    }
+
+    /// Memory turned out to be gone when the receive had been taken. It is kept for the next try of this message, which
+    /// completes it in error.
+    #[cold]
+    fn spoil(
+        &self,
+        srq: &SharedReceives,
+        seen: &Seen,
+        limit: bool,
+        outcome: MessageOutcome,
+    ) -> MessageOutcome {
+        let MessageOutcome::Fault(fault) = outcome else {
+            return outcome;
+        };
+        srq.spoil(Spoiled {
+            qpn: self.direct.qpn,
+            wr_id: seen.wr_id,
+            limit,
+            status: fault.status,
+        });
+        MessageOutcome::Fault(Lost::spoiled(fault.status))
     }
 
     /// As [`Message::complete_faulty_receive`].
@@ -69,6 +101,17 @@ impl<'a> Message<'a> {
         let Some(way) = self.direct.cq.enter(self.pin) else {
             return Faulty::Busy;
         };
+        if let Some(spoiled) = srq.take_spoiled(self.direct.qpn) {
+            done.srq_limit |= spoiled.limit;
+            let status = WcStatus::LocProtErr;
+            let cqe = Cqe::failure(spoiled.wr_id, self.direct.qpn, status, fault.vendor_err);
+            note(
+                self.direct.cq.push(way, &cqe, |_| {}),
+                &mut done.fire_recv,
+                &mut done.overrun_recv,
+            );
+            return Faulty::Completed;
+        }
         let len = self.length().unwrap_or(0);
         loop {
             let Some(seen) = srq.look() else {

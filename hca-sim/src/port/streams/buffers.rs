@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use verbs_core::Error;
+use verbs_core::mem::Unmapped;
 use verbs_link::stream::Stream;
 use verbs_wire::iwarp::{Fpdu, FpduCrc};
 
@@ -49,12 +50,12 @@ impl StreamOutlet for FpduBuffer<'_> {
     }
 
     /// Each piece is covered by the CRC while it is in the nearest cache, the last one together with the pad.
-    fn put(&mut self, front: &[u8], len: usize, fill: Fill<'_>) {
+    fn put(&mut self, front: &[u8], len: usize, fill: Fill<'_>) -> Result<(), Unmapped> {
         let ulpdu_len = front.len() + len;
         let total = Fpdu::wire_len(ulpdu_len);
         let Some(out) = self.bytes.get_mut(self.len..self.len + total) else {
             debug_assert!(false, "put only when ready");
-            return;
+            return Ok(());
         };
         let begin = Fpdu::LENGTH_LEN + front.len();
         let (end, covered) = (begin + len, total - FpduCrc::LEN);
@@ -67,7 +68,7 @@ impl StreamOutlet for FpduBuffer<'_> {
         let (mut at, mut done) = (begin, 0);
         while at < end {
             let next = end.min(at + PIECE);
-            fill(at - begin, &mut out[at..next]);
+            fill(at - begin, &mut out[at..next])?;
             at = next;
             if self.has_crc && at < end {
                 crc.update(&out[done..at]);
@@ -79,6 +80,7 @@ impl StreamOutlet for FpduBuffer<'_> {
             out[covered..].copy_from_slice(&crc.to_bytes());
         }
         self.len += total;
+        Ok(())
     }
 }
 

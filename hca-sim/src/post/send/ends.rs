@@ -96,11 +96,11 @@ pub(super) trait Near: Copy {
     where
         Self: 'p;
 
-    /// Copies all of it, if it is short or `LONG`.
-    fn put<const LONG: bool>(found: Self::Found<'_>, to: Window<'_>);
+    /// Copies all of it, if it is short or `LONG`. `None`: some of the memory is gone.
+    fn put<const LONG: bool>(found: Self::Found<'_>, to: Window<'_>) -> Option<()>;
 
-    /// Copies all of it out, if it is short, to where there is room for it.
-    fn take(found: Self::Found<'_>, bytes: &mut [u8]);
+    /// Copies all of it out, if it is short, to where there is room for it. `None`: some of the memory is gone.
+    fn take(found: Self::Found<'_>, bytes: &mut [u8]) -> Option<()>;
 }
 
 impl Near for Piece {
@@ -124,17 +124,18 @@ impl Near for Piece {
     }
 
     #[inline(always)]
-    fn put<const LONG: bool>(found: Window<'_>, to: Window<'_>) {
-        if LONG {
-            to.copy_from(found);
+    fn put<const LONG: bool>(found: Window<'_>, to: Window<'_>) -> Option<()> {
+        let copied = if LONG {
+            to.copy_from(found).map(drop)
         } else {
-            to.copy_short_from(found);
-        }
+            to.copy_short_from(found)
+        };
+        copied.ok()
     }
 
     #[inline(always)]
-    fn take(found: Window<'_>, bytes: &mut [u8]) {
-        found.read_short_into(bytes);
+    fn take(found: Window<'_>, bytes: &mut [u8]) -> Option<()> {
+        found.read_short_into(bytes).ok()
     }
 }
 
@@ -166,19 +167,21 @@ impl Near for Inline<'_> {
     }
 
     #[inline(always)]
-    fn put<const LONG: bool>(Self(bytes): Self, to: Window<'_>) {
-        if LONG {
-            to.write_from(bytes);
+    fn put<const LONG: bool>(Self(bytes): Self, to: Window<'_>) -> Option<()> {
+        let copied = if LONG {
+            to.write_from(bytes).map(drop)
         } else {
-            to.write_short_from(bytes);
-        }
+            to.write_short_from(bytes)
+        };
+        copied.ok()
     }
 
     #[inline(always)]
-    fn take(Self(from): Self, bytes: &mut [u8]) {
+    fn take(Self(from): Self, bytes: &mut [u8]) -> Option<()> {
         for (to, from) in bytes.iter_mut().zip(from) {
             *to = *from;
         }
+        Some(())
     }
 }
 
@@ -206,8 +209,8 @@ pub(super) trait Far<N: Near>: Copy {
         there: &impl CqeSlots<'p>,
     ) -> Option<(Window<'p>, Self::Consumed<'p>)>;
 
-    /// Copies all of it, if it is short or `LONG`.
-    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>);
+    /// Copies all of it, if it is short or `LONG`. `None`: some of the memory is gone.
+    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) -> Option<()>;
 
     /// Reports to the other end, if anything is consumed there.
     #[inline(always)]
@@ -266,8 +269,8 @@ impl<N: Near> Far<N> for IntoReceive {
     }
 
     #[inline(always)]
-    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) {
-        N::put::<LONG>(near, far);
+    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) -> Option<()> {
+        N::put::<LONG>(near, far)
     }
 
     #[inline(always)]
@@ -346,8 +349,8 @@ impl<N: Near> Far<N> for IntoMemory {
     }
 
     #[inline(always)]
-    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) {
-        N::put::<LONG>(near, far);
+    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) -> Option<()> {
+        N::put::<LONG>(near, far)
     }
 }
 
@@ -389,8 +392,8 @@ impl Far<Piece> for FromMemory {
     }
 
     #[inline(always)]
-    fn copy<const LONG: bool>(near: Window<'_>, far: Window<'_>) {
-        Piece::put::<LONG>(far, near);
+    fn copy<const LONG: bool>(near: Window<'_>, far: Window<'_>) -> Option<()> {
+        Piece::put::<LONG>(far, near)
     }
 }
 

@@ -73,12 +73,12 @@ impl SendPoster {
         if !(there.is_plain(pin) && there.has_room_for_two()) {
             return None;
         }
+        let mut bytes = [[0; 8]; (BYTES_MAX / 8) as usize];
+        N::take(here, &mut bytes.as_flattened_mut()[..len as usize])?;
         let receive = direct.ring.inline_credit(&mut self.inline_credits, len)?;
         if !direct.ring.take_inline_credit(receive) {
             return None;
         }
-        let mut bytes = [[0; 8]; (BYTES_MAX / 8) as usize];
-        N::take(here, &mut bytes.as_flattened_mut()[..len as usize]);
         let inline_cqe = InlineCqe {
             qpn: direct.qpn,
             receive,

@@ -221,7 +221,7 @@ impl SendPoster {
         }
         let (target, consumed) = far.find(direct, pin, len, &there)?;
         let source = near.find(&self.mrs, pin, &self.pd, F::NEAR)?;
-        F::copy::<LONG>(source, target);
+        F::copy::<LONG>(source, target)?;
         F::complete(direct, consumed, len, flags, &mut there);
         if signaled {
             let cqe = Cqe::success(*short_wr.wr_id, self.qpn, F::OPCODE, len);

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use verbs_core::mem::{Pin, pin};
+use verbs_core::mem::{Pin, Unmapped, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::MutexGuard;
 use verbs_core::{Access, Datagram, MigState, Mtu, PKey, Psn, QpAttr, QpState, QpType, Qpn};
@@ -22,7 +22,9 @@ use crate::qp::worker::packet_qp::PacketQp;
 use crate::qp::worker::{migration, stream};
 use crate::queue::cq::CqRing;
 use crate::queue::srq::{SharedReceives, XrcSrq};
-use crate::transport::{self, Acks, Ends, Events, Incoming, Outlet, Path, Post, Told, TxContext};
+use crate::transport::{
+    self, Acks, Ends, Events, Fill, Incoming, Outlet, Path, Post, Told, TxContext,
+};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
 
 /// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
@@ -89,18 +91,18 @@ impl Post for Datagrams<'_, '_, '_> {
         to: &Datagram,
         head: &Head,
         len: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> bool {
+        fill: Fill<'_>,
+    ) -> Result<bool, Unmapped> {
         // The sender of a datagram gets no report that there is no such address.
         let Some(route) = self.qp.port.route(&to.av) else {
-            return true;
+            return Ok(true);
         };
         let mut lane = self.mail.of(self.qp.qpn, &route);
         let ready = lane.is_ready();
         if ready {
-            lane.put(head, len, false, fill);
+            lane.put(head, len, false, fill)?;
         }
-        ready
+        Ok(ready)
     }
 }
 
@@ -114,7 +116,11 @@ fn notify_congestion(path: &Path, lane: &mut dyn Outlet) {
         psn: Psn::new(0),
     };
     if let Ok(head) = Head::new(bth, Extended::default()) {
-        lane.put(&head, CNP_PAYLOAD, true, &mut |payload| payload.fill(0));
+        // Zeros are always there.
+        let _ = lane.put(&head, CNP_PAYLOAD, true, &mut |payload| {
+            payload.fill(0);
+            Ok(())
+        });
     }
 }
 

@@ -48,7 +48,7 @@ use std::fmt;
 use verbs_core::mem::{MrTable, Pin, Who};
 use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Access, Piece, Qpn};
+use verbs_core::{Access, Piece, Qpn, WcCause};
 
 use crate::queue::base::events::QpEvents;
 use crate::queue::base::memory::reason;
@@ -124,8 +124,8 @@ impl Scatter {
         let fault = match window {
             Some(window) => {
                 let bytes = inline_cqe.bytes.map(u64::to_ne_bytes);
-                window.write_short_from(bytes.as_flattened());
-                None
+                let written = window.write_short_from(bytes.as_flattened());
+                written.err().map(|_| WcCause::Unmapped.code())
             }
             None => self.place_slow(pin, inline_cqe, piece),
         };
@@ -145,8 +145,8 @@ impl Scatter {
         let Some(span) = span else {
             return Some(reason(&self.mrs, pin));
         };
-        span.write_from(inline_cqe.bytes.map(u64::to_ne_bytes).as_flattened());
-        None
+        let written = span.write_from(inline_cqe.bytes.map(u64::to_ne_bytes).as_flattened());
+        written.err().map(|_| WcCause::Unmapped.code())
     }
 }
 

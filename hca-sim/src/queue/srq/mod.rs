@@ -17,7 +17,9 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Relaxed, Release, SeqCst},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{Attr, Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr, Srqn, Why};
+use verbs_core::{
+    Attr, Error, EventType, PostError, Qpn, RawRecvQueue, Sge, SrqAttr, Srqn, WcStatus, Why,
+};
 
 use crate::queue::base::events::QpEvents;
 use crate::queue::base::removed::Removed;
@@ -35,6 +37,18 @@ pub(crate) struct XrcSrq {
     pub(crate) cq: Arc<CqRing>,
 }
 
+/// A receive that a message had taken when memory turned out to be gone. It completes in error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spoiled {
+    /// The queue pair whose message it was.
+    pub(crate) qpn: Qpn,
+    pub(crate) wr_id: u64,
+    /// The limit event is due.
+    pub(crate) limit: bool,
+    /// How the sender's work request ends.
+    pub(crate) status: WcStatus,
+}
+
 /// The part of a shared receive queue that all its users share.
 pub(crate) struct SharedReceives {
     ring: Ring,
@@ -50,6 +64,10 @@ pub(crate) struct SharedReceives {
     wanted: AtomicBool,
     /// Senders that found no receive.
     waiting: Mutex<Vec<Weak<dyn QpEvents>>>,
+    /// There are receives in `spoiled`.
+    has_spoiled: AtomicBool,
+    /// At most one of each queue pair: it is in error until that one has completed.
+    spoiled: Mutex<Vec<Spoiled>>,
     removed: Removed,
     /// The object that its events concern; set before the handle is given out.
     core: OnceLock<Weak<SrqCore>>,
@@ -76,6 +94,8 @@ impl SharedReceives {
             limit: AtomicU32::new(0),
             wanted: AtomicBool::new(false),
             waiting: Mutex::new(Vec::new()),
+            has_spoiled: AtomicBool::new(false),
+            spoiled: Mutex::new(Vec::new()),
             removed,
             core: OnceLock::new(),
         })
@@ -126,6 +146,34 @@ impl SharedReceives {
     /// Takes a receive. Returns whether the limit event is due then, or `None` if another thread has taken it first.
     pub(crate) fn take(&self, seen: &Seen) -> Option<bool> {
         self.ring.take(seen).then(|| self.limit_is_due())
+    }
+
+    /// Keeps a receive that is to complete in error.
+    #[cold]
+    pub(crate) fn spoil(&self, spoiled: Spoiled) {
+        self.spoiled.lock().push(spoiled);
+        self.has_spoiled.store(true, Release);
+    }
+
+    /// How the message of that queue pair ends whose receive is to complete in error, if there is one.
+    #[inline]
+    pub(crate) fn spoiled(&self, qpn: Qpn) -> Option<WcStatus> {
+        if !self.has_spoiled.load(Relaxed) {
+            return None;
+        }
+        let spoiled = self.spoiled.lock();
+        let own = spoiled.iter().find(|spoiled| spoiled.qpn == qpn);
+        own.map(|spoiled| spoiled.status)
+    }
+
+    /// Takes that receive.
+    #[cold]
+    pub(crate) fn take_spoiled(&self, qpn: Qpn) -> Option<Spoiled> {
+        let mut spoiled = self.spoiled.lock();
+        let at = spoiled.iter().position(|spoiled| spoiled.qpn == qpn)?;
+        let taken = spoiled.swap_remove(at);
+        self.has_spoiled.store(!spoiled.is_empty(), Release);
+        Some(taken)
     }
 
     /// Arms the limit event. Returns whether it is due at once, because too few receives wait already.

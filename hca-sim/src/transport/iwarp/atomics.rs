@@ -1,6 +1,7 @@
 //! The responder's atomics (RFC 7306, section 5).
 
 use verbs_core::Access;
+use verbs_core::mem::Window;
 use verbs_wire::iwarp::{AtomicOperation, AtomicRequest, Cause};
 
 use super::fault::{Fault, read_cause};
@@ -34,7 +35,7 @@ pub(super) fn execute(
     let found = ends.mrs.find(ends.pin, key, at, 8, ends.who(), need);
     let span = found.ok_or_else(|| Fault::read(read_cause(refused(ends))))?;
     // The offset is aligned, but the region may map it to memory that is not, or to two pieces.
-    let word = span.window().ok_or(misaligned)?;
+    let word = span.window().and_then(Window::word).ok_or(misaligned)?;
     let original = match request.operation {
         AtomicOperation::FetchAdd { add, mask: 0 } => word.fetch_add(add),
         AtomicOperation::FetchAdd { add, mask } => word.masked_fetch_add(add, mask),
@@ -51,7 +52,7 @@ pub(super) fn execute(
             compare_mask,
         } => word.masked_compare_swap((compare, compare_mask), (swap, swap_mask)),
     };
-    original.ok_or(misaligned)
+    original.map_err(|unmapped| Fault::read(read_cause(unmapped.into())))
 }
 
 /// Whether it looks at some bits only, or at several numbers.

@@ -1,11 +1,12 @@
 //! Where FPDUs are put, and how many bytes go into one.
 
+use verbs_core::mem::Unmapped;
 use verbs_wire::iwarp::{Fpdu, Header, Rtr};
 
 use crate::clock::Instant;
 
 /// Writes a piece of a payload.
-pub(crate) type Fill<'f> = &'f mut dyn FnMut(usize, &mut [u8]);
+pub(crate) type Fill<'f> = &'f mut dyn FnMut(usize, &mut [u8]) -> Result<(), Unmapped>;
 
 /// Where the machine puts FPDUs.
 pub(crate) trait StreamOutlet {
@@ -14,7 +15,10 @@ pub(crate) trait StreamOutlet {
 
     /// An FPDU: its DDP header, and `len` bytes of payload, which `fill` writes. It is given all of them in order, in
     /// pieces, with where in the payload each begins. Only after [`StreamOutlet::is_ready`].
-    fn put(&mut self, front: &[u8], len: usize, fill: Fill<'_>);
+    ///
+    /// # Errors
+    /// What `fill` fails with; there is no FPDU then.
+    fn put(&mut self, front: &[u8], len: usize, fill: Fill<'_>) -> Result<(), Unmapped>;
 }
 
 /// Messages of RFC 7306 that are taken.
@@ -62,17 +66,27 @@ pub(super) enum Step {
 }
 
 /// Puts a segment.
-pub(super) fn put(outlet: &mut dyn StreamOutlet, header: &Header, len: usize, fill: Fill<'_>) {
+///
+/// # Errors
+/// What `fill` fails with; there is no segment then.
+pub(super) fn put(
+    outlet: &mut dyn StreamOutlet,
+    header: &Header,
+    len: usize,
+    fill: Fill<'_>,
+) -> Result<(), Unmapped> {
     let mut front = [0; Header::UNTAGGED_LEN];
     // The opcode fits the kind of every header that is made here.
     let front_len = header.emit(&mut front).unwrap_or(0);
-    outlet.put(&front[..front_len], len, fill);
+    outlet.put(&front[..front_len], len, fill)
 }
 
 /// Puts a segment whose payload is these few bytes.
 pub(super) fn put_bytes(outlet: &mut dyn StreamOutlet, header: &Header, bytes: &[u8]) {
-    put(outlet, header, bytes.len(), &mut |at, out| {
+    // These bytes are always there.
+    let _ = put(outlet, header, bytes.len(), &mut |at, out| {
         out.copy_from_slice(&bytes[at..at + out.len()]);
+        Ok(())
     });
 }
 

@@ -18,7 +18,7 @@ use verbs_wire::iwarp::{
 };
 
 use super::fault::Fault;
-use super::outlet::{Start, Step, StreamOutlet, put, put_bytes, room};
+use super::outlet::{Fill, Start, Step, StreamOutlet, put, put_bytes, room};
 use crate::direct::local::{Local, execute};
 use crate::queue::send::Scratch;
 use crate::transport::pieces::{Pieces, Refused, Source, sges};
@@ -188,9 +188,11 @@ impl Requester {
             let len = (total - sent).min(room(start, header_len));
             let is_last = sent + len == total;
             let header = self.header(wr, sent, is_last);
-            put(outlet, &header, len as usize, &mut |at, out| {
-                source.read(sent + at as u32, out);
-            });
+            let fill: Fill<'_> = &mut |at, out| source.read(sent + at as u32, out);
+            if let Err(unmapped) = put(outlet, &header, len as usize, fill) {
+                let Refused(why) = unmapped.into();
+                return self.refuse(WcStatus::LocProtErr, why);
+            }
             self.begun = Some(sent + len);
             if is_last {
                 break;

@@ -11,7 +11,7 @@ use verbs_wire::iwarp::{
 
 use super::atomics::execute;
 use super::fault::{Fault, read_cause, write_cause};
-use super::outlet::{Extensions, Start, Step, StreamOutlet, put, put_bytes, room};
+use super::outlet::{Extensions, Fill, Start, Step, StreamOutlet, put, put_bytes, room};
 use super::receives::Receives;
 use crate::queue::base::limits::RD_ATOMIC;
 use crate::transport::pieces::refused;
@@ -140,7 +140,8 @@ impl Responder {
     ) -> Result<(), Fault> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         // A region may go away between pieces.
-        written(ends, header, len)?.write_from(bytes);
+        let written = written(ends, header, len)?.write_from(bytes);
+        written.map_err(|unmapped| Fault::access(write_cause(unmapped.into())))?;
         Ok(())
     }
 
@@ -292,10 +293,12 @@ impl Responder {
                 stag: request.sink,
                 offset: request.sink_offset + u64::from(self.sent),
             });
-            put(outlet, &header, len as usize, &mut |at, out| {
+            let fill: Fill<'_> = &mut |at, out| {
                 let part = bytes.part(at as u32, out.len() as u32);
-                part.map(|part| part.read_into(out));
-            });
+                part.map_or(Ok(()), |part| part.read_into(out).map(drop))
+            };
+            put(outlet, &header, len as usize, fill)
+                .map_err(|unmapped| Fault::read(read_cause(unmapped.into())))?;
             self.sent += len;
             if len == left {
                 self.asked.pop_front();

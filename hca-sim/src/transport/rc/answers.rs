@@ -7,7 +7,7 @@ use super::head::head;
 use super::rdma::{access_fault, check_in};
 use super::resources::{Slot, What};
 use super::responder::{ACK, Responder};
-use crate::transport::{Ends, Events, Outlet, Path};
+use crate::transport::{Ends, Events, Fill, Outlet, Path};
 use crate::wire::{Aeth, AtomicAckEth, BthFlags, Operation, Reth, Syndrome};
 
 impl Responder {
@@ -84,7 +84,8 @@ impl Responder {
             ext.aeth = aeth(syndrome, self.msn);
             Operation::Acknowledge
         });
-        outlet.put(&head, 0, false, &mut |_| {});
+        // It has no payload to fail with; so below.
+        let _ = outlet.put(&head, 0, false, &mut |_| Ok(()));
         false
     }
 }
@@ -112,7 +113,7 @@ fn send_result(
             None => Operation::ReadResponseOnly,
         }
     });
-    outlet.put(&head, 0, slot.again, &mut |_| {});
+    let _ = outlet.put(&head, 0, slot.again, &mut |_| Ok(()));
     slot.done();
 }
 
@@ -142,9 +143,10 @@ fn send_response(
         ext.aeth = aeth.filter(|_| !matches!(operation, Operation::ReadResponseMiddle));
         operation
     });
-    outlet.put(&head, len as usize, slot.again, &mut |out| {
-        window.read_into(out);
-    });
+    let fill: Fill<'_> = &mut |out| window.read_into(out).map(drop);
+    if outlet.put(&head, len as usize, slot.again, fill).is_err() {
+        return false;
+    }
     slot.sent += 1;
     if is_last {
         slot.done();

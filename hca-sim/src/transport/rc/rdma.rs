@@ -1,6 +1,6 @@
 //! The responder's memory: WRITEs, READs and atomics.
 
-use verbs_core::mem::Span;
+use verbs_core::mem::{Span, Unmapped, Window};
 use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
 use verbs_core::{Access, Placement, Psn, WcCause, WcOpcode, WcStatus};
 
@@ -51,7 +51,7 @@ impl Responder {
                 ends.recvs.next().map(Room::own)
             };
             let room = room.ok_or(Refusal::NotReady)?;
-            window.write_from(payload);
+            window.write_from(payload).map_err(lost)?;
             let opcode = WcOpcode::RecvRdmaWithImm;
             let wr_id = room.wr_id;
             let cqe = receive_cqe(ends, head, wr_id, opcode, Some(immdt.imm), whole.dma_len);
@@ -60,7 +60,7 @@ impl Responder {
             }
             self.taken = None;
         } else {
-            window.write_from(payload);
+            window.write_from(payload).map_err(lost)?;
         }
         self.doing = if place.is_last() {
             Doing::Nothing
@@ -101,7 +101,7 @@ impl Responder {
         };
         let span = check(ends, word, 0, 8, Access::REMOTE_ATOMIC)?;
         // The address is aligned, but the region may map it to memory that is not, or to two pieces.
-        let word = span.window().ok_or(INVALID)?;
+        let word = span.window().and_then(Window::word).ok_or(INVALID)?;
         let original = match (head.opcode().operation(), head.ext().masks) {
             (Operation::CompareSwap, _) => word.compare_swap(eth.compare, eth.swap_or_add),
             (Operation::MaskedCompareSwap, Some(masks)) => {
@@ -113,7 +113,7 @@ impl Responder {
             }
             _ => word.fetch_add(eth.swap_or_add),
         };
-        let original = original.ok_or(INVALID)?;
+        let original = original.map_err(lost)?;
         self.remember(ends, head.bth().psn, 1, What::Atomic(original))
     }
 
@@ -135,8 +135,8 @@ impl Responder {
             return Err(INVALID);
         }
         let span = check(ends, reth, 0, 8, Access::REMOTE_WRITE)?;
-        let word = span.window().ok_or(INVALID)?;
-        word.store_word(bytes).ok_or(INVALID)?;
+        let word = span.window().and_then(Window::word).ok_or(INVALID)?;
+        word.store(bytes).map_err(lost)?;
         self.remember(ends, head.bth().psn, 1, What::Done)
     }
 
@@ -213,6 +213,13 @@ pub(super) fn check_in<'p>(
     ends.mrs
         .find(ends.pin, whole.rkey.value(), addr, len, who, need)
         .ok_or_else(|| access_fault(ends))
+}
+
+/// The program has unmapped or protected the memory.
+#[cold]
+fn lost(_: Unmapped) -> Refusal {
+    let why = WcCause::Unmapped.code();
+    Refusal::Fault(NakCode::RemoteAccess, WcStatus::RemAccessErr, why)
 }
 
 /// The refusal of the last check, as a fault of the peer.

@@ -174,6 +174,18 @@ impl Memory {
         matches!(self.backing, Backing::Mapped { huge: true, .. })
     }
 
+    /// Takes the rights to those pages away, as a program may that has registered memory of its own; `offset` is that
+    /// of a page. Copies then fail after [`catch_faults`](super::catch_faults); any other access ends the process.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] past the end; [`Error::NoMemory`] if the system refuses.
+    #[cfg(all(any(test, feature = "testing"), not(miri)))]
+    #[doc(hidden)]
+    pub fn take_away(&self, offset: usize) -> Result<(), Error> {
+        let from = self.at(offset, 0)?;
+        pages::protect(from, self.len - offset)
+    }
+
     /// Copies bytes out, from `offset` on. A peer that writes at the same time makes them torn.
     ///
     /// # Errors
@@ -183,8 +195,7 @@ impl Memory {
         let from = self.at(offset, into.len())?;
         // SAFETY: `at` has checked the range; `into` is private to the caller and disjoint, because
         // no reference covers registered memory.
-        unsafe { copy(NonNull::from(&mut *into).cast(), from, into.len()) }
-        Ok(())
+        unsafe { copy(NonNull::from(&mut *into).cast(), from, into.len()) }.map_err(Error::from)
     }
 
     /// Copies bytes in, from `offset` on.
@@ -195,8 +206,7 @@ impl Memory {
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Error> {
         let into = self.at(offset, from.len())?;
         // SAFETY: as in `read`.
-        unsafe { copy(into, NonNull::from(from).cast(), from.len()) }
-        Ok(())
+        unsafe { copy(into, NonNull::from(from).cast(), from.len()) }.map_err(Error::from)
     }
 
     /// Sets every byte of `range` to `value`.
@@ -211,7 +221,7 @@ impl Memory {
         while done < range.len() {
             let n = chunk.len().min(range.len() - done);
             // SAFETY: `done + n` is at most the length that `at` has checked.
-            unsafe { copy(into.add(done), NonNull::from(&chunk).cast(), n) };
+            unsafe { copy(into.add(done), NonNull::from(&chunk).cast(), n) }?;
             done += n;
         }
         Ok(())
@@ -323,6 +333,14 @@ mod pages {
     pub(super) fn want_huge(start: NonNull<u8>, bytes: usize) -> bool {
         // SAFETY: the range is in a mapping of this process, and this advice does not change its content.
         unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) }.is_ok()
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn protect(from: NonNull<u8>, bytes: usize) -> Result<(), Error> {
+        use rustix::mm::{MprotectFlags, mprotect};
+        // SAFETY: nothing is read or written; who does so later is told by a signal, which ends the process.
+        unsafe { mprotect(from.as_ptr().cast(), bytes, MprotectFlags::empty()) }
+            .map_err(|_| Error::NoMemory)
     }
 
     /// # Safety

@@ -49,6 +49,7 @@ pub mod region;
 #[cfg(not(verbs_loom))]
 mod tests;
 pub mod window;
+pub mod word;
 
 pub(crate) use keys::fast;
 pub use keys::table;
@@ -58,6 +59,7 @@ pub use pins::{grace, pin, touch};
 
 pub use access::{Access, Who, WindowType};
 pub use bounce::Bounce;
+pub use copy::guard::{Unmapped, catch_faults};
 pub use fast::{Invalidated, Stopped};
 pub use memory::Memory;
 pub use pages::{Extent, Layout, PageList, Span};
@@ -66,3 +68,4 @@ pub use region::{Fault, Keys, Region};
 pub use table::MrTable;
 pub use touch::{Seen, TouchWord, Touched};
 pub use window::Window;
+pub use word::Word;

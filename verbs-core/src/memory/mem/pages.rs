@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 
+use super::copy::guard::Unmapped;
 use super::grace;
 use super::memory::Memory;
 use super::pin;
@@ -314,6 +315,12 @@ impl<'p> Span<'p> {
         Windows(self)
     }
 
+    /// Whether one of its bytes is at that address.
+    #[cold]
+    pub fn covers(self, addr: usize) -> bool {
+        self.windows().any(|window| window.covers(addr))
+    }
+
     /// The bytes, if they are in one piece.
     pub fn window(self) -> Option<Window<'p>> {
         let mut windows = self.windows();
@@ -340,29 +347,35 @@ impl<'p> Span<'p> {
     }
 
     /// Copies private bytes into this span: as many as fit; returns their number.
+    ///
+    /// # Errors
+    /// As for [`Window::copy_from`].
     #[inline]
-    pub fn write_from(self, src: &[u8]) -> u32 {
+    pub fn write_from(self, src: &[u8]) -> Result<u32, Unmapped> {
         if let Self::One(window) = self {
             return window.write_from(src);
         }
         let mut done = 0;
         for window in self.windows() {
-            done += window.write_from(&src[done as usize..]);
+            done += window.write_from(&src[done as usize..])?;
         }
-        done
+        Ok(done)
     }
 
     /// Copies this span to private bytes: as many as fit; returns their number.
+    ///
+    /// # Errors
+    /// As for [`Window::copy_from`].
     #[inline]
-    pub fn read_into(self, dst: &mut [u8]) -> u32 {
+    pub fn read_into(self, dst: &mut [u8]) -> Result<u32, Unmapped> {
         if let Self::One(window) = self {
             return window.read_into(dst);
         }
         let mut done = 0;
         for window in self.windows() {
-            done += window.read_into(&mut dst[done as usize..]);
+            done += window.read_into(&mut dst[done as usize..])?;
         }
-        done
+        Ok(done)
     }
 }
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use super::copy::guard::Unmapped;
 use super::copy::{SHORT, copy, copy_short};
-use super::memory::atomic_word;
 use super::pin::Pin;
-use crate::sync::plain::{AtomicU64, Ordering};
+use super::word::Word;
 
 /// Checked bytes of a registered region, accessible until the pin is left.
 ///
@@ -61,12 +61,15 @@ impl<'p> Window<'p> {
 
     /// Copies `src` into this window: as many bytes as the shorter of both has; returns their number. Overlap is
     /// legal.
+    ///
+    /// # Errors
+    /// [`Unmapped`], if memory of a program's own is gone ([`catch_faults`](super::catch_faults)); some bytes may
+    /// have been copied.
     #[inline(always)]
-    pub fn copy_from(self, src: Window<'_>) -> u32 {
+    pub fn copy_from(self, src: Window<'_>) -> Result<u32, Unmapped> {
         let n = self.len.min(src.len);
         // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
-        unsafe { copy(self.start, src.start, n as usize) }
-        n
+        unsafe { copy(self.start, src.start, n as usize) }.map(|()| n)
     }
 
     /// Bytes of a short copy, at most.
@@ -74,8 +77,11 @@ impl<'p> Window<'p> {
 
     /// As [`copy_from`](Self::copy_from), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
     /// function.
+    ///
+    /// # Errors
+    /// As for [`copy_from`](Self::copy_from).
     #[inline(always)]
-    pub fn copy_short_from(self, src: Window<'_>) {
+    pub fn copy_short_from(self, src: Window<'_>) -> Result<(), Unmapped> {
         let n = self.len.min(src.len);
         // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
         unsafe { copy_short(self.start, src.start, n as usize) }
@@ -83,8 +89,11 @@ impl<'p> Window<'p> {
 
     /// As [`write_from`](Self::write_from), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
     /// function.
+    ///
+    /// # Errors
+    /// As for [`copy_from`](Self::copy_from).
     #[inline(always)]
-    pub fn write_short_from(self, src: &[u8]) {
+    pub fn write_short_from(self, src: &[u8]) -> Result<(), Unmapped> {
         let n = (self.len as usize).min(src.len());
         // SAFETY: `n` is within both; no thread writes `src` while it is borrowed.
         unsafe { copy_short(self.start, NonNull::from(src).cast(), n) }
@@ -92,29 +101,42 @@ impl<'p> Window<'p> {
 
     /// As [`read_into`](Self::read_into), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
     /// function.
+    ///
+    /// # Errors
+    /// As for [`copy_from`](Self::copy_from).
     #[inline(always)]
-    pub fn read_short_into(self, dst: &mut [u8]) {
+    pub fn read_short_into(self, dst: &mut [u8]) -> Result<(), Unmapped> {
         let n = (self.len as usize).min(dst.len());
         // SAFETY: `n` is within both; `dst` is the caller's alone.
         unsafe { copy_short(NonNull::from(&mut *dst).cast(), self.start, n) }
     }
 
     /// Copies private bytes into this window: as many as fit; returns their number.
+    ///
+    /// # Errors
+    /// As for [`copy_from`](Self::copy_from).
     #[inline(always)]
-    pub fn write_from(self, src: &[u8]) -> u32 {
+    pub fn write_from(self, src: &[u8]) -> Result<u32, Unmapped> {
         let n = (self.len as usize).min(src.len());
         // SAFETY: `n` is within both; no thread writes `src` while it is borrowed.
-        unsafe { copy(self.start, NonNull::from(src).cast(), n) }
-        n as u32
+        unsafe { copy(self.start, NonNull::from(src).cast(), n) }.map(|()| n as u32)
     }
 
     /// Copies this window to private bytes: as many as fit; returns their number.
+    ///
+    /// # Errors
+    /// As for [`copy_from`](Self::copy_from).
     #[inline(always)]
-    pub fn read_into(self, dst: &mut [u8]) -> u32 {
+    pub fn read_into(self, dst: &mut [u8]) -> Result<u32, Unmapped> {
         let n = (self.len as usize).min(dst.len());
         // SAFETY: `n` is within both; `dst` is the caller's alone.
-        unsafe { copy(NonNull::from(&mut *dst).cast(), self.start, n) }
-        n as u32
+        unsafe { copy(NonNull::from(&mut *dst).cast(), self.start, n) }.map(|()| n as u32)
+    }
+
+    /// Whether one of its bytes is at that address.
+    #[cold]
+    pub fn covers(self, addr: usize) -> bool {
+        addr.wrapping_sub(self.start.addr().get()) < self.len as usize
     }
 
     /// The part of `len` bytes from `offset` on; `None` if it is not within this window.
@@ -127,66 +149,14 @@ impl<'p> Window<'p> {
         Some(unsafe { Self::new(self.start.add(offset as usize), len) })
     }
 
-    /// Atomically adds to the window's first 8 bytes, as a number in this machine's byte order, and returns the
-    /// old value. `None` unless there are 8 aligned bytes.
+    /// The window's first 8 bytes as a word for atomic operations. `None` unless there are 8 aligned bytes.
     #[inline]
-    pub fn fetch_add(self, add: u64) -> Option<u64> {
-        Some(self.word()?.fetch_add(add, Ordering::AcqRel))
-    }
-
-    /// Atomically replaces the window's first 8 bytes by `swap` if they equal `compare`, and returns the old
-    /// value. `None` unless there are 8 aligned bytes.
-    #[inline]
-    pub fn compare_swap(self, compare: u64, swap: u64) -> Option<u64> {
-        let word = self.word()?;
-        let result = word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
-        Some(result.unwrap_or_else(|old| old))
-    }
-
-    /// As [`compare_swap`](Self::compare_swap), but compares and replaces only the bits in the masks.
-    pub fn masked_compare_swap(
-        self,
-        (compare, compare_mask): (u64, u64),
-        (swap, swap_mask): (u64, u64),
-    ) -> Option<u64> {
-        let change = |old: u64| {
-            let equal = (old ^ compare) & compare_mask == 0;
-            equal.then_some(old & !swap_mask | swap & swap_mask)
-        };
-        let result = self
-            .word()?
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
-        Some(result.unwrap_or_else(|old| old))
-    }
-
-    /// As [`fetch_add`](Self::fetch_add), for several numbers in one word: a bit of `boundary` marks the highest
-    /// bit of one, and no carry leaves it.
-    pub fn masked_fetch_add(self, add: u64, boundary: u64) -> Option<u64> {
-        // Without their highest bits no carry can leave the fields; the highest bits are added without carry.
-        let change = |old: u64| {
-            let low = (old & !boundary).wrapping_add(add & !boundary);
-            Some(low ^ (old ^ add) & boundary)
-        };
-        let result = self
-            .word()?
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
-        Some(result.unwrap_or_else(|old| old))
-    }
-
-    /// Atomically stores 8 bytes, as they are. `None` unless there are 8 aligned bytes.
-    pub fn store_word(self, bytes: [u8; 8]) -> Option<()> {
-        self.word()?
-            .store(u64::from_ne_bytes(bytes), Ordering::Release);
-        Some(())
-    }
-
-    #[inline]
-    fn word(self) -> Option<&'p AtomicU64> {
+    pub fn word(self) -> Option<Word<'p>> {
         if self.len < 8 {
             return None;
         }
         // SAFETY: the window has 8 bytes and they are valid for `'p`; no reference covers them.
-        unsafe { atomic_word(self.start) }
+        unsafe { Word::new(self.start) }
     }
 }
 

@@ -82,6 +82,9 @@ causes! {
     NoReceive = 16, "the peer had no receive posted in spite of all retries";
     /// The queue pair went to ERR before this work request was carried out. Follows from the status.
     State = 17, "the queue pair was in ERR, or went there, before this was carried out; an earlier completion or the peer's leaving is the cause";
+    /// Memory that is registered was unmapped, cut short or protected by its program; see
+    /// [`catch_faults`](crate::mem::catch_faults).
+    Unmapped = 18, "the registered memory was unmapped, cut short or protected afterwards";
 }
 
 impl WcCause {

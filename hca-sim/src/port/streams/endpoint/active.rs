@@ -259,8 +259,10 @@ impl<Q: OnStream> Connecting<Q> {
             let ulpdu_len = front.len() + len;
             let mut room = vec![0; Fpdu::wire_len(ulpdu_len)];
             let mut fpdu = FpduBuffer::new(&mut room, true, ulpdu_len);
-            fpdu.put(&front, len, &mut |at, out| {
+            // These bytes are always there.
+            let _ = fpdu.put(&front, len, &mut |at, out| {
                 out.copy_from_slice(&body[at..at + out.len()]);
+                Ok(())
             });
             let len = fpdu.len();
             self.outgoing.push(&room[..len]);

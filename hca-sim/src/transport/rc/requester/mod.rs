@@ -29,7 +29,7 @@ use crate::direct::local::{Local, execute};
 use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Pieces, Refused, Source};
-use crate::transport::{Ends, Events, Outlet, Path, Told};
+use crate::transport::{Ends, Events, Fill, Outlet, Path, Told};
 use crate::wire::{BthFlags, Operation, Place};
 use message::request;
 pub(in crate::transport) use message::{head_of, tells};
@@ -311,8 +311,8 @@ impl Requester {
             flight
         };
         match flight.kind {
-            Kind::Plain => self.send_packets(ends, outlet, &wr, &flight, &source),
-            _ => self.send_request(ends, outlet, &wr, &flight, &source),
+            Kind::Plain => self.send_packets(ends, outlet, &wr, &flight, &source, events),
+            _ => self.send_request(ends, outlet, &wr, &flight, &source, events),
         }
     }
 
@@ -350,6 +350,7 @@ impl Requester {
         wr: &SendWr<'_>,
         flight: &Flight,
         source: &Source<'_, '_>,
+        events: &mut Events,
     ) -> Step {
         let at = self.window.cursor().at;
         loop {
@@ -378,9 +379,11 @@ impl Requester {
             let offset = packet << ends.path.mtu.shift();
             let len = (flight.len - offset).min(ends.path.mtu.bytes());
             let head = head_of(wr, (place, flight.len), ends.path, psn, flags);
-            outlet.put(&head, len as usize, again, &mut |out| {
-                source.read(offset, out);
-            });
+            let fill: Fill<'_> = &mut |out| source.read(offset, out);
+            if let Err(unmapped) = outlet.put(&head, len as usize, again, fill) {
+                let Refused(why) = unmapped.into();
+                return self.refuse(ends, WcStatus::LocProtErr, why, events);
+            }
             self.window.passed_packet(flight);
             self.retry.sent(ends.now, ends.path);
             // The packet that was sent again may have been the last one.
@@ -460,6 +463,7 @@ impl Requester {
         wr: &SendWr<'_>,
         flight: &Flight,
         source: &Source<'_, '_>,
+        events: &mut Events,
     ) -> Step {
         let shift = ends.path.mtu.shift();
         let offset = self.window.cursor().packet << shift;
@@ -478,7 +482,11 @@ impl Requester {
             Operation::AtomicWrite => 8,
             _ => 0,
         };
-        outlet.put(&head, len, again, &mut |out| source.read(0, out));
+        let fill: Fill<'_> = &mut |out| source.read(0, out);
+        if let Err(unmapped) = outlet.put(&head, len, again, fill) {
+            let Refused(why) = unmapped.into();
+            return self.refuse(ends, WcStatus::LocProtErr, why, events);
+        }
         self.window.passed_request(flight);
         // The answer confirms everything before.
         self.unasked = 0;

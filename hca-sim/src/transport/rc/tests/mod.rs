@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use verbs_core::mem::{Memory, MrTable, Region, Who, pin};
+use verbs_core::mem::{Memory, MrTable, Region, Unmapped, Who, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
     Access, EventType, Extent, Guid, LKey, Layout, Lid, Mtu, PKey, PageList, QKey, QpCap, Qpn,
@@ -31,7 +31,7 @@ use crate::queue::recv::RecvRing;
 use crate::queue::send::{Scratch, SendRing};
 use crate::queue::srq::{SharedPoster, SharedReceives};
 use crate::rng::Rng;
-use crate::transport::{Ends, Events, Outlet, Path};
+use crate::transport::{Ends, Events, Fill, Outlet, Path};
 use crate::wire::{Head, Packet, Service};
 
 mod bottleneck;
@@ -92,12 +92,19 @@ impl Outlet for Out<'_> {
         self.packets.len() < self.room
     }
 
-    fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8])) {
+    fn put(
+        &mut self,
+        head: &Head,
+        len: usize,
+        again: bool,
+        fill: Fill<'_>,
+    ) -> Result<(), Unmapped> {
         assert!(self.packets.len() < self.room, "put only when ready");
         let mut bytes = vec![0; head.packet_len(len)];
         let start = head.emit(len, &mut bytes).unwrap();
-        fill(&mut bytes[start..start + len]);
+        fill(&mut bytes[start..start + len])?;
         self.packets.push((bytes, again));
+        Ok(())
     }
 }
 

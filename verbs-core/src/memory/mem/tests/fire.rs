@@ -59,7 +59,7 @@ impl Writer {
                 Access::REMOTE_WRITE,
             );
             if let Some(window) = window {
-                window.write_from(&ones);
+                window.write_from(&ones).unwrap();
                 n += u64::from(!window.is_empty());
                 self.placed.store(n, Release);
             }

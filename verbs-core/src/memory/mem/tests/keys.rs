@@ -14,7 +14,7 @@ fn a_key_leads_to_its_bytes_until_it_is_taken_away() {
     {
         let pin = pin();
         let window = table.check(&pin, rkey.value(), addr, 5, PD, Access::REMOTE_WRITE);
-        assert_eq!(window.expect("all in order").write_from(b"hello"), 5);
+        assert_eq!(window.expect("all in order").write_from(b"hello"), Ok(5));
         let key = lkey.value();
         let check = |addr, len, pd, need| {
             assert!(table.check(&pin, key, addr, len, pd, need).is_none());
@@ -141,18 +141,19 @@ fn masked_atomics_keep_to_their_bits() {
     let pin = pin();
     let word = table
         .check(&pin, key.value(), memory.addr(), 8, PD, ALL)
+        .and_then(Window::word)
         .unwrap();
     let put = |value| memory.store_u64(0, value).unwrap();
     let get = || memory.load_u64(0).unwrap();
     put(0xff);
     assert_eq!(
         word.masked_compare_swap((0xf0, 0xf0), (0xa00, 0xf00)),
-        Some(0xff)
+        Ok(0xff)
     );
     assert_eq!(get(), 0xaff);
     assert_eq!(
         word.masked_compare_swap((0x0, 0xf0), (0, u64::MAX)),
-        Some(0xaff)
+        Ok(0xaff)
     );
     assert_eq!(get(), 0xaff, "other bits were expected");
     for (before, add, boundary, after) in [
@@ -163,7 +164,7 @@ fn masked_atomics_keep_to_their_bits() {
         (0xffff_ffff, 1, 0x8000_0000_8000_0000, 0),
     ] {
         put(before);
-        assert_eq!(word.masked_fetch_add(add, boundary), Some(before));
+        assert_eq!(word.masked_fetch_add(add, boundary), Ok(before));
         assert_eq!(get(), after, "{before:#x} + {add:#x} in {boundary:#x}");
     }
 }
@@ -179,17 +180,18 @@ fn windows_have_parts_and_atomics() {
     let whole = table
         .check(&pin, key.value(), memory.addr(), 64, PD, ALL)
         .unwrap();
-    let word = whole.part(8, 8).unwrap();
-    assert_eq!(word.fetch_add(5), Some(0));
-    assert_eq!(word.compare_swap(4, 9), Some(5));
-    assert_eq!(word.compare_swap(5, 9), Some(5));
+    let eighth = whole.part(8, 8).unwrap();
+    let word = eighth.word().unwrap();
+    assert_eq!(word.fetch_add(5), Ok(0));
+    assert_eq!(word.compare_swap(4, 9), Ok(5));
+    assert_eq!(word.compare_swap(5, 9), Ok(5));
     assert_eq!(memory.load_u64(8), Ok(9));
-    assert_eq!(whole.part(4, 8).unwrap().fetch_add(1), None, "not aligned");
-    assert_eq!(whole.part(56, 7).unwrap().fetch_add(1), None, "too short");
+    assert!(whole.part(4, 8).unwrap().word().is_none(), "not aligned");
+    assert!(whole.part(56, 7).unwrap().word().is_none(), "too short");
     assert!(whole.part(60, 5).is_none() && whole.part(u32::MAX, 2).is_none());
-    assert_eq!(whole.part(16, 8).unwrap().copy_from(word), 8);
+    assert_eq!(whole.part(16, 8).unwrap().copy_from(eighth), Ok(8));
     let mut bytes = [1; 9];
-    assert_eq!(whole.part(16, 8).unwrap().read_into(&mut bytes), 8);
+    assert_eq!(whole.part(16, 8).unwrap().read_into(&mut bytes), Ok(8));
     assert_eq!(bytes, [9, 0, 0, 0, 0, 0, 0, 0, 1]);
 }
 

@@ -2,6 +2,8 @@
 //! that no write lands after deregistration.
 
 mod fire;
+#[cfg(not(miri))]
+mod gone;
 mod grace_jobs;
 mod keys;
 mod model;
@@ -17,7 +19,7 @@ use super::barrier::WITHOUT;
 use super::grace;
 use super::{
     Access, Extent, Fault, Keys, Layout, Memory, MrTable, PageList, Region, Span, Stopped,
-    TouchWord, Who, Window, WindowType, pin,
+    TouchWord, Unmapped, Who, Window, WindowType, pin,
 };
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, ByteCount, Error, Why};

@@ -224,7 +224,7 @@ impl Pair {
             (Some(window), Ok((memory, at))) => {
                 self.writes = self.writes.wrapping_add(1);
                 let data = vec![self.writes; len as usize];
-                assert_eq!(window.write_from(&data), len);
+                assert_eq!(window.write_from(&data), Ok(len));
                 self.bytes[memory][at..at + len as usize].copy_from_slice(&data);
             }
             (None, Err(fault)) => assert_eq!(self.table.why(&pin), fault),

@@ -61,7 +61,7 @@ fn pieces_are_one_range() {
     let start = memory.addr() + 40;
     let pin = pin();
     let find = |at, len| table.find(&pin, key.value(), start + at, len, WHO, Access::LOCAL_WRITE);
-    assert_eq!(find(0, 16).unwrap().write_from(b"0123456789abcdef"), 16);
+    assert_eq!(find(0, 16).unwrap().write_from(b"0123456789abcdef"), Ok(16));
     let mut bytes = [0; 64];
     memory.read(0, &mut bytes).unwrap();
     assert_eq!(
@@ -70,7 +70,7 @@ fn pieces_are_one_range() {
     );
     for (at, len) in [(0, 5), (3, 4), (4, 1), (5, 9), (13, 3), (15, 1), (0, 16)] {
         let mut got = [0; 16];
-        assert_eq!(find(at, len).unwrap().read_into(&mut got), len);
+        assert_eq!(find(at, len).unwrap().read_into(&mut got), Ok(len));
         let whole = &b"0123456789abcdef"[at as usize..][..len as usize];
         assert_eq!(&got[..len as usize], whole, "{len} bytes at {at}");
         let part = find(0, 16).unwrap().part(at as u32, len).unwrap();
