@@ -16,9 +16,14 @@ const LENGTHS: [usize; 4] = [8, 64, 300, 9000];
 /// Where memory is gone.
 const BORDER: usize = 12_288;
 
+/// Two ends whose queue pairs are made when memory may be gone.
+fn connected() -> (End, End) {
+    catch_faults().unwrap();
+    pair()
+}
+
 /// A region at that end of which the second half is gone.
 fn half(end: &End) -> Mr {
-    catch_faults().unwrap();
     let memory = Memory::alloc(2 * BORDER).unwrap();
     memory.take_away(BORDER).unwrap();
     end.pd.register(memory, ALL).wait().unwrap()
@@ -39,7 +44,7 @@ fn refused(status: WcStatus) -> WcStatus {
 
 /// Another connection between new ends works: nothing of the fault is left in the process.
 fn all_is_well() {
-    let (mut a, mut b) = pair();
+    let (mut a, mut b) = connected();
     b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..5000)))
         .unwrap();
     let send = Send::new(2).from(a.mr.slice(0..5000)).signaled();
@@ -70,14 +75,14 @@ fn ends(a: &mut End, wr: SendWr<'_>, status: WcStatus) {
 fn a_peer_is_refused_memory_that_is_gone() {
     let refused = refused(WcStatus::RemAccessErr);
     for len in LENGTHS {
-        let (mut a, b) = pair();
+        let (mut a, b) = connected();
         let gone = half(&b);
         let mine = a.mr.slice(0..len);
         let write = Write::new(9, gone.remote(ends_in(len))).from(mine);
         ends(&mut a, write.signaled().into(), refused);
         assert_ne!(state(&b), QpState::Rts, "{len} bytes");
 
-        let (mut a, b) = pair();
+        let (mut a, b) = connected();
         let gone = half(&b);
         let mine = a.mr.slice(0..len);
         let read = Read::new(9, gone.remote(ends_in(len))).into(mine);
@@ -94,7 +99,7 @@ fn a_peer_is_refused_memory_that_is_gone() {
         |word| Atomic::fetch_add(9, word, 1).fields(0x8080),
     ];
     for atomic in atomics {
-        let (mut a, b) = pair();
+        let (mut a, b) = connected();
         let gone = half(&b);
         let result = a.mr.slice(0..8);
         let wr = atomic(gone.remote(BORDER)).into(result).signaled();
@@ -125,7 +130,7 @@ fn work_requests_end_at_home_whose_own_memory_is_gone() {
             },
         ];
         for send in sends {
-            let (mut a, mut b) = pair();
+            let (mut a, mut b) = connected();
             let gone = half(&a);
             b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..9000)))
                 .unwrap();
@@ -141,12 +146,36 @@ fn work_requests_end_at_home_whose_own_memory_is_gone() {
     all_is_well();
 }
 
+/// Goal: a batch of short messages ends at the one whose memory is gone, and those before it have arrived.
+#[test]
+fn a_batch_ends_where_memory_is_gone() {
+    let (mut a, b) = connected();
+    let gone = half(&a);
+    let write = |wr_id, piece| Write::new(wr_id, b.mr.remote(0)).from(piece).signaled();
+    let there = a.mr.slice(0..8);
+    let wrs: [SendWr<'_>; 4] = [
+        write(1, there).into(),
+        write(2, there).into(),
+        write(3, gone.slice(BORDER..BORDER + 8)).into(),
+        write(4, there).into(),
+    ];
+    // One that is refused because the queue pair has failed by then is not posted.
+    let _ = a.qp.send_queue().unwrap().post_batch(&wrs);
+    let done = statuses(&mut a.send_cq);
+    assert_eq!(done[..3], [(1, OK), (2, OK), (3, WcStatus::LocProtErr)]);
+    assert!(
+        done[3..].iter().all(|&(_, status)| status != OK),
+        "{done:?}"
+    );
+    all_is_well();
+}
+
 /// Goal: a SEND into a receive whose memory is gone, of the queue pair's own and of a shared queue: it alone completes,
 /// in error, with the sender; both queue pairs fail.
 #[test]
 fn a_receive_ends_in_error_whose_memory_is_gone() {
     for (len, shared) in LENGTHS.iter().flat_map(|&len| [(len, false), (len, true)]) {
-        let (mut a, mut b) = pair();
+        let (mut a, mut b) = connected();
         let gone = half(&b);
         let piece = gone.slice(ends_in(len)..BORDER + 4096);
         let mut srq = shared.then(|| b.pd.create_srq(8, 1).wait().unwrap());

@@ -1,6 +1,6 @@
 //! The short path of a batch: one pin, and one look at what its messages have in common.
 
-use verbs_core::mem::{Pin, Window, pin_at_once};
+use verbs_core::mem::{Pin, pin_at_once};
 use verbs_core::{Dest, Payload, Piece, SendFlags, SendOp, SendWr};
 
 use super::SendPoster;
@@ -12,21 +12,21 @@ pub(super) const UNDER_ONE_PIN: usize = 16;
 /// Flags that the short paths handle.
 const PLAIN: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
 
-/// Whether that is one piece of a length that the short paths handle.
-#[inline(always)]
-fn is_short(wr: &SendWr<'_>) -> bool {
-    matches!(wr.payload, Payload::One(sge) if sge.len <= Window::SHORT)
-}
-
 impl SendPoster {
     /// Carries out as many as it can, from the first on, and returns how many. Nothing was done for the others.
     #[inline(always)]
     pub(super) fn burst(&mut self, wrs: &[SendWr<'_>]) -> usize {
         match wrs {
             // A single one has the shortest path of all.
-            [first, _, ..] if is_short(first) => self.burst_of(first.op, wrs),
+            [first, _, ..] if self.is_short(first) => self.burst_of(first.op, wrs),
             _ => 0,
         }
+    }
+
+    /// Whether that is one piece of a length that the short paths handle.
+    #[inline(always)]
+    fn is_short(&self, wr: &SendWr<'_>) -> bool {
+        matches!(wr.payload, Payload::One(sge) if sge.len <= self.short)
     }
 
     #[inline(never)]
@@ -65,7 +65,7 @@ impl SendPoster {
             let (near, Some(far)) = (Piece::from(sge), F::of(&wr.op)) else {
                 break;
             };
-            if near.len() > Window::SHORT || !PLAIN.contains(wr.flags) {
+            if near.len() > self.short || !PLAIN.contains(wr.flags) {
                 break;
             }
             let short_wr = ShortWr {

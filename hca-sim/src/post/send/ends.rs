@@ -125,12 +125,11 @@ impl Near for Piece {
 
     #[inline(always)]
     fn put<const LONG: bool>(found: Window<'_>, to: Window<'_>) -> Option<()> {
-        let copied = if LONG {
-            to.copy_from(found).map(drop)
-        } else {
-            to.copy_short_from(found)
-        };
-        copied.ok()
+        if LONG {
+            return to.copy_from(found).ok().map(drop);
+        }
+        to.copy_short_unguarded(found);
+        Some(())
     }
 
     #[inline(always)]
@@ -168,12 +167,11 @@ impl Near for Inline<'_> {
 
     #[inline(always)]
     fn put<const LONG: bool>(Self(bytes): Self, to: Window<'_>) -> Option<()> {
-        let copied = if LONG {
-            to.write_from(bytes).map(drop)
-        } else {
-            to.write_short_from(bytes)
-        };
-        copied.ok()
+        if LONG {
+            return to.write_from(bytes).ok().map(drop);
+        }
+        to.write_short_unguarded(bytes);
+        Some(())
     }
 
     #[inline(always)]

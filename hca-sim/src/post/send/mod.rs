@@ -7,7 +7,7 @@
 use std::fmt;
 
 use verbs_core::extension::Work;
-use verbs_core::mem::{MrTable, Seen, pin};
+use verbs_core::mem::{MrTable, Seen, Window, faults_are_caught, pin};
 use verbs_core::queue::post_shortest;
 use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::Arc;
@@ -68,6 +68,8 @@ pub(crate) struct SendPoster {
     inline_backoff: u32,
     /// Its messages are packets: it places none itself.
     by_packets: bool,
+    /// Bytes at most that the short paths copy, without a guard: none where registered memory may be gone.
+    short: u32,
 }
 
 /// The objects that the short paths need.
@@ -92,6 +94,11 @@ impl SendPoster {
             limit: 0,
             open: None,
             by_packets: qp.goes_as_packets(),
+            short: if faults_are_caught() {
+                0
+            } else {
+                Window::SHORT
+            },
             qp,
             buffer,
             mrs,

@@ -29,7 +29,7 @@ impl SendPoster {
         flags: SendFlags,
     ) -> Result<(), PostCode> {
         let flags = flags | self.always;
-        if near.len() > Window::SHORT || self.posted == self.limit {
+        if near.len() > self.short || self.posted == self.limit {
             cold_path();
             return self.long(wr_id, near, far, flags, None);
         }

@@ -59,7 +59,7 @@ pub use pins::{grace, pin, touch};
 
 pub use access::{Access, Who, WindowType};
 pub use bounce::Bounce;
-pub use copy::guard::{Unmapped, catch_faults};
+pub use copy::guard::{Unmapped, catch_faults, faults_are_caught};
 pub use fast::{Invalidated, Stopped};
 pub use memory::Memory;
 pub use pages::{Extent, Layout, PageList, Span};

@@ -22,6 +22,17 @@ macro_rules! guarded {
     };
 }
 
+/// A block with a guard or without one: as the function's `GUARD` says. Without one, a fault ends the process.
+macro_rules! block {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        if GUARD {
+            guarded!([$($line),+] $($operands)*)
+        } else {
+            asm!($($line,)+ $($operands)*)
+        }
+    };
+}
+
 /// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
 /// says so.
 macro_rules! checked {
@@ -58,10 +69,10 @@ macro_rules! called {
 /// # Safety
 /// 8 bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
+pub(super) unsafe fn move_8<const GUARD: bool>(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
     // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
     unsafe {
-        guarded!(
+        block!(
             [
                 "ldr {t}, [{s}]",
                 "str {t}, [{d}]",
@@ -78,14 +89,18 @@ pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
 /// # Safety
 /// `n <= 64` bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
+pub(super) unsafe fn move_small<const GUARD: bool>(
+    d: *mut u8,
+    s: *const u8,
+    n: usize,
+) -> Result<(), Unmapped> {
     // Only used to form addresses below; wrapping arithmetic needs no promise.
     let (s_end, d_end) = (s.wrapping_add(n), d.wrapping_add(n));
     // SAFETY: as on x86_64: every operand is within the `n` bytes that the caller vouches for.
     unsafe {
         match n {
             0 => {}
-            1..4 => guarded!(
+            1..4 => block!(
                 [
                     "ldrb {a:w}, [{s}]",
                     "ldrb {b:w}, [{s}, {h}]",
@@ -99,7 +114,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 h = in(reg) n / 2,
                 options(nostack, preserves_flags)
             ),
-            4..8 => guarded!(
+            4..8 => block!(
                 [
                     "ldr {a:w}, [{s}]",
                     "ldur {b:w}, [{se}, #-4]",
@@ -110,7 +125,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
                 options(nostack, preserves_flags)
             ),
-            8..16 => guarded!(
+            8..16 => block!(
                 [
                     "ldr {a}, [{s}]",
                     "ldur {b}, [{se}, #-8]",
@@ -121,7 +136,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
                 options(nostack, preserves_flags)
             ),
-            16..32 => guarded!(
+            16..32 => block!(
                 [
                     "ldr {a:q}, [{s}]",
                     "ldur {b:q}, [{se}, #-16]",
@@ -132,7 +147,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
                 options(nostack, preserves_flags)
             ),
-            _ => guarded!(
+            _ => block!(
                 [
                     "ldp {a:q}, {b:q}, [{s}]",
                     "ldp {c:q}, {e:q}, [{se}, #-32]",

@@ -53,6 +53,9 @@ impl From<Unmapped> for Error {
 /// From now on, work requests and peers that use registered memory that is gone get an error: a completion with a
 /// protection or access error, in place of SIGSEGV or SIGBUS of the process.
 ///
+/// Call it before queue pairs are made, as their short paths have no guard otherwise: a device in software looks at
+/// [`faults_are_caught`] when it makes one.
+///
 /// Installs a handler for both signals, for the whole process, once. A handler that was there before is called for
 /// all faults that are not in a copy of registered memory; one that is installed afterwards takes the place of this
 /// one, and with it what this one does. A thread that blocks the signals is ended by the system, as ever.
@@ -65,6 +68,11 @@ impl From<Unmapped> for Error {
 /// [`Error::Unsupported`] on other processors than x86-64 and AArch64.
 pub fn catch_faults() -> Result<(), Error> {
     handler::install()
+}
+
+/// Whether [`catch_faults`] was called, so that registered memory may be gone.
+pub fn faults_are_caught() -> bool {
+    handler::is_installed()
 }
 
 #[cfg(all(
@@ -195,6 +203,10 @@ mod handler {
     pub(super) fn install() -> Result<(), Error> {
         BEFORE.get_or_init(|| [SIGSEGV, SIGBUS].map(install_for));
         Ok(())
+    }
+
+    pub(super) fn is_installed() -> bool {
+        BEFORE.get().is_some()
     }
 
     /// Returns what was there before.
@@ -334,5 +346,9 @@ mod handler {
 
     pub(super) fn install() -> Result<(), Error> {
         Err(Error::Unsupported(Attr::Access))
+    }
+
+    pub(super) fn is_installed() -> bool {
+        false
     }
 }

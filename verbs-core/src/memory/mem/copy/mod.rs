@@ -39,8 +39,8 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) -> Res
     // SAFETY: the caller's promise covers the `len` bytes on both sides, and each arm accesses exactly those.
     unsafe {
         match len {
-            8 => machine::move_8(d, s),
-            0..=SHORT => machine::move_small(d, s, len),
+            8 => machine::move_8::<true>(d, s),
+            0..=SHORT => machine::move_small::<true>(d, s, len),
             _ => machine::call_library(d, s, len),
         }
     }
@@ -50,15 +50,15 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) -> Res
 pub(super) const SHORT: usize = 64;
 
 /// As [`copy`], for at most [`SHORT`] bytes; copies no more. It calls no function, so code around it keeps its
-/// registers.
+/// registers. Without a `GUARD` a fault ends the process, and nothing has to be kept for the case that there is one.
 ///
 /// # Errors
-/// As for [`copy`].
+/// As for [`copy`]; none without a guard.
 ///
 /// # Safety
 /// As for [`copy`].
 #[inline(always)]
-pub(super) unsafe fn copy_short(
+pub(super) unsafe fn copy_short<const GUARD: bool>(
     dst: NonNull<u8>,
     src: NonNull<u8>,
     len: usize,
@@ -70,8 +70,8 @@ pub(super) unsafe fn copy_short(
     // SAFETY: the caller's promise covers the `len` bytes on both sides.
     unsafe {
         match len {
-            8 => machine::move_8(dst.as_ptr(), src.as_ptr()),
-            0..=SHORT => machine::move_small(dst.as_ptr(), src.as_ptr(), len),
+            8 => machine::move_8::<GUARD>(dst.as_ptr(), src.as_ptr()),
+            0..=SHORT => machine::move_small::<GUARD>(dst.as_ptr(), src.as_ptr(), len),
             _ => Ok(()),
         }
     }

@@ -22,6 +22,17 @@ macro_rules! guarded {
     };
 }
 
+/// A block with a guard or without one: as the function's `GUARD` says. Without one, a fault ends the process.
+macro_rules! block {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        if GUARD {
+            guarded!([$($line),+] $($operands)*)
+        } else {
+            asm!($($line,)+ $($operands)*)
+        }
+    };
+}
+
 /// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
 /// says so.
 macro_rules! checked {
@@ -58,10 +69,10 @@ macro_rules! called {
 /// # Safety
 /// 8 bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
+pub(super) unsafe fn move_8<const GUARD: bool>(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
     // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
     unsafe {
-        guarded!(
+        block!(
             [
                 "mov {t}, [{s}]",
                 "mov [{d}], {t}",
@@ -79,14 +90,18 @@ pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
 /// # Safety
 /// `n <= 64` bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
+pub(super) unsafe fn move_small<const GUARD: bool>(
+    d: *mut u8,
+    s: *const u8,
+    n: usize,
+) -> Result<(), Unmapped> {
     // SAFETY: every operand is between the first and the last byte of the `n` that the caller vouches for:
     // the offsets from the front are at most half the arm's smallest `n`, and those from the back are counted
     // down from `n`.
     unsafe {
         match n {
             0 => {}
-            1..4 => guarded!(
+            1..4 => block!(
                 [
                     "movzx {a:e}, byte ptr [{s}]",
                     "movzx {b:e}, byte ptr [{s} + {h}]",
@@ -99,7 +114,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 s = in(reg) s, d = in(reg) d, n = in(reg) n, h = in(reg) n / 2,
                 options(nostack, preserves_flags)
             ),
-            4..8 => guarded!(
+            4..8 => block!(
                 [
                     "mov {a:e}, [{s}]", "mov {b:e}, [{s} + {n} - 4]",
                     "mov [{d}], {a:e}", "mov [{d} + {n} - 4], {b:e}",
@@ -108,7 +123,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 s = in(reg) s, d = in(reg) d, n = in(reg) n,
                 options(nostack, preserves_flags)
             ),
-            8..16 => guarded!(
+            8..16 => block!(
                 [
                     "mov {a}, [{s}]",
                     "mov {b}, [{s} + {n} - 8]",
@@ -119,7 +134,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 s = in(reg) s, d = in(reg) d, n = in(reg) n,
                 options(nostack, preserves_flags)
             ),
-            16..32 => guarded!(
+            16..32 => block!(
                 [
                     "movups {a}, [{s}]",
                     "movups {b}, [{s} + {n} - 16]",
@@ -130,7 +145,7 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<()
                 s = in(reg) s, d = in(reg) d, n = in(reg) n,
                 options(nostack, preserves_flags)
             ),
-            _ => guarded!(
+            _ => block!(
                 [
                     "movups {a}, [{s}]",
                     "movups {b}, [{s} + 16]",
