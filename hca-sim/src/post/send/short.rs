@@ -6,7 +6,7 @@
 
 use std::hint::cold_path;
 
-use verbs_core::mem::{Pin, Window, pin, pin_at_once};
+use verbs_core::mem::{Pin, pin, pin_at_once};
 use verbs_core::slab_alloc::SlabArc;
 use verbs_core::{PostCode, RawSendQueue, SendFlags};
 
