@@ -170,21 +170,21 @@ fn take(end: &mut End) {
     }
 }
 
-#[library_benchmark(config = budget(5406))]
+#[library_benchmark(config = budget(5460))]
 #[bench::counted(Subject::new())]
 fn single(mut subject: Subject) -> Subject {
     subject.messages(TIMES);
     subject
 }
 
-#[library_benchmark(config = budget_of(2770, "counts::stream::post"))]
+#[library_benchmark(config = budget_of(2800, "counts::stream::post"))]
 #[bench::counted(Subject::new())]
 fn single_post(mut subject: Subject) -> Subject {
     subject.messages(TIMES);
     subject
 }
 
-#[library_benchmark(config = budget_of(2650, "counts::stream::receive"))]
+#[library_benchmark(config = budget_of(2685, "counts::stream::receive"))]
 #[bench::counted(Subject::new())]
 fn single_receive(mut subject: Subject) -> Subject {
     subject.messages(TIMES);

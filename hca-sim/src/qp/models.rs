@@ -13,7 +13,8 @@ use crate::engine::Engine;
 use crate::link::Loopback;
 use crate::port::Port;
 use crate::post::recv::RecvPoster;
-use crate::post::send::SendPoster;
+use crate::post::send::Poster;
+use crate::post::send::moves::Unguarded;
 use crate::qp::{Init, QueuePair};
 use crate::queue::cq::{CqPoller, CqRing};
 
@@ -140,7 +141,7 @@ fn loom_direct_path_close() {
         let (a, b) = pair(&Loopback::default());
         let mut recvs = RecvPoster::new(Arc::clone(&b));
         recvs.post(1, &[]).expect("there is room");
-        let mut sends = SendPoster::new(Arc::clone(&a));
+        let mut sends = Poster::<Unguarded>::new(Arc::clone(&a));
         let poster = thread::spawn(move || {
             let nothing = Sge::default();
             sends
@@ -170,7 +171,7 @@ fn loom_trylock_again() {
         RecvPoster::new(Arc::clone(&b))
             .post(1, &[])
             .expect("there is room");
-        let mut sends = SendPoster::new(Arc::clone(&a));
+        let mut sends = Poster::<Unguarded>::new(Arc::clone(&a));
         let other = Arc::clone(&a);
         let thread = thread::spawn(move || other.turn());
         sends
@@ -195,7 +196,7 @@ fn loom_machine_hands_over() {
             recvs.post(wr_id, &[]).expect("there is room");
         }
         link.flip_bit(u64::MAX);
-        let mut sends = SendPoster::new(Arc::clone(&a));
+        let mut sends = Poster::<Unguarded>::new(Arc::clone(&a));
         let other = Arc::clone(&a);
         let thread = thread::spawn(move || other.turn());
         for wr_id in [3, 4] {

@@ -3,18 +3,22 @@
 use std::ops::Range;
 
 use verbs_core::command::Command;
+use verbs_core::mem::faults_are_caught;
 use verbs_core::object::Base;
 use verbs_core::qp::{CreateQp, DestroyQp, ModifyQp, QueryQp, ResizeQp};
 use verbs_core::slab_alloc::SlabBox;
 use verbs_core::sync::Arc;
-use verbs_core::{Attr, DeviceCap, Error, QpCap, QpType, Qpn, RawRecvQueue, Target, Why};
+use verbs_core::{
+    Attr, DeviceCap, Error, QpCap, QpType, Qpn, RawRecvQueue, RawSendQueue, Target, Why,
+};
 
 use crate::hca::Hca;
 use crate::hca::verbs::srq::shared_receives;
 use crate::hca::verbs::{check_sizes, mismatch};
 use crate::port::Driver;
 use crate::post::recv::RecvPoster;
-use crate::post::send::SendPoster;
+use crate::post::send::Poster;
+use crate::post::send::moves::{Guarded, Unguarded};
 use crate::qp::{Init, QueuePair};
 use crate::queue::base::events::WaitsForCq;
 use crate::queue::base::limits::{self, MAX_INLINE, MAX_SGE};
@@ -28,7 +32,7 @@ const GSI: Qpn = Qpn::new(1);
 /// A new queue pair, with the posters' ends of its queues.
 type Made = (
     Arc<QueuePair>,
-    SlabBox<SendPoster>,
+    SlabBox<dyn RawSendQueue>,
     SlabBox<dyn RawRecvQueue>,
 );
 
@@ -142,7 +146,13 @@ fn make_qp(hca: &Hca, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>,
 fn with_posters(hca: &Hca, qp: Arc<QueuePair>) -> Result<Made, Error> {
     let has_receives = qp.srq.is_none() && qp.qp_type != QpType::XrcSend;
     let slabs = &hca.port.slabs;
-    let send = slabs.boxed(SendPoster::new(Arc::clone(&qp)));
+    let send = if faults_are_caught() {
+        let poster = Poster::<Guarded>::new(Arc::clone(&qp));
+        slabs.boxed(poster).map(SlabBox::<dyn RawSendQueue>::from)
+    } else {
+        let poster = Poster::<Unguarded>::new(Arc::clone(&qp));
+        slabs.boxed(poster).map(SlabBox::<dyn RawSendQueue>::from)
+    };
     let recv = if has_receives {
         let poster = RecvPoster::new(Arc::clone(&qp));
         slabs.boxed(poster).map(SlabBox::<dyn RawRecvQueue>::from)

@@ -1,10 +1,11 @@
 //! The short path of a batch: one pin, and one look at what its messages have in common.
 
-use verbs_core::mem::{Pin, pin_at_once};
+use verbs_core::mem::{Pin, Window, pin_at_once};
 use verbs_core::{Dest, Payload, Piece, SendFlags, SendOp, SendWr};
 
 use super::SendPoster;
 use super::ends::{Far, FromMemory, IntoMemory, IntoReceive, ShortWr};
+use super::moves::Moves;
 
 /// Messages that are sent under one pin, which keeps deregistrations waiting.
 pub(super) const UNDER_ONE_PIN: usize = 16;
@@ -12,39 +13,39 @@ pub(super) const UNDER_ONE_PIN: usize = 16;
 /// Flags that the short paths handle.
 const PLAIN: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
 
+/// Whether that is one piece of a length that the short paths handle.
+#[inline(always)]
+fn is_short(wr: &SendWr<'_>) -> bool {
+    matches!(wr.payload, Payload::One(sge) if sge.len <= Window::SHORT)
+}
+
 impl SendPoster {
     /// Carries out as many as it can, from the first on, and returns how many. Nothing was done for the others.
     #[inline(always)]
-    pub(super) fn burst(&mut self, wrs: &[SendWr<'_>]) -> usize {
+    pub(super) fn burst<M: Moves>(&mut self, wrs: &[SendWr<'_>]) -> usize {
         match wrs {
             // A single one has the shortest path of all.
-            [first, _, ..] if self.is_short(first) => self.burst_of(first.op, wrs),
+            [first, _, ..] if is_short(first) => self.burst_of::<M>(first.op, wrs),
             _ => 0,
         }
     }
 
-    /// Whether that is one piece of a length that the short paths handle.
-    #[inline(always)]
-    fn is_short(&self, wr: &SendWr<'_>) -> bool {
-        matches!(wr.payload, Payload::One(sge) if sge.len <= self.short)
-    }
-
     #[inline(never)]
-    fn burst_of(&mut self, op: SendOp, wrs: &[SendWr<'_>]) -> usize {
+    fn burst_of<M: Moves>(&mut self, op: SendOp, wrs: &[SendWr<'_>]) -> usize {
         let Some(pin) = pin_at_once() else {
             return 0;
         };
         match op {
-            SendOp::Send => self.run::<IntoReceive>(&pin, wrs),
-            SendOp::Write(_) => self.run::<IntoMemory>(&pin, wrs),
-            SendOp::Read(_) => self.run::<FromMemory>(&pin, wrs),
+            SendOp::Send => self.run::<M, IntoReceive>(&pin, wrs),
+            SendOp::Write(_) => self.run::<M, IntoMemory>(&pin, wrs),
+            SendOp::Read(_) => self.run::<M, FromMemory>(&pin, wrs),
             _ => 0,
         }
     }
 
     /// Carries out messages of one kind.
     #[inline(never)]
-    fn run<F: Far<Piece>>(&mut self, pin: &Pin, wrs: &[SendWr<'_>]) -> usize {
+    fn run<M: Moves, F: Far<Piece>>(&mut self, pin: &Pin, wrs: &[SendWr<'_>]) -> usize {
         let Some(open) = &self.open else {
             return 0;
         };
@@ -65,7 +66,7 @@ impl SendPoster {
             let (near, Some(far)) = (Piece::from(sge), F::of(&wr.op)) else {
                 break;
             };
-            if near.len() > self.short || !PLAIN.contains(wr.flags) {
+            if near.len() > Window::SHORT || !PLAIN.contains(wr.flags) {
                 break;
             }
             let short_wr = ShortWr {
@@ -75,14 +76,8 @@ impl SendPoster {
                 far,
                 flags: wr.flags | self.always,
             };
-            let carried = self.carry::<_, F, false>(
-                direct,
-                &open.sends,
-                pin,
-                short_wr,
-                &mut here,
-                &mut there,
-            );
+            let carried =
+                self.carry::<M, _, F>(direct, &open.sends, pin, short_wr, &mut here, &mut there);
             if carried.is_none() {
                 break;
             }

@@ -4,6 +4,7 @@
 use verbs_core::mem::{MrTable, Pin, Window};
 use verbs_core::{Access, Payload, Piece, RKey, Remote, SendFlags, SendOp, WcOpcode};
 
+use super::moves::Moves;
 use crate::direct::path::DirectPath;
 use crate::queue::cq::{ClaimedEntry, CqBuffer, Cqe, Strip};
 use crate::queue::cqe_inline::BYTES_MAX;
@@ -96,8 +97,8 @@ pub(super) trait Near: Copy {
     where
         Self: 'p;
 
-    /// Copies all of it, if it is short or `LONG`. `None`: some of the memory is gone.
-    fn put<const LONG: bool>(found: Self::Found<'_>, to: Window<'_>) -> Option<()>;
+    /// Copies all of it. `None`: some of the memory is gone.
+    fn put<M: Moves>(found: Self::Found<'_>, to: Window<'_>) -> Option<()>;
 
     /// Copies all of it out, if it is short, to where there is room for it. `None`: some of the memory is gone.
     fn take(found: Self::Found<'_>, bytes: &mut [u8]) -> Option<()>;
@@ -124,12 +125,8 @@ impl Near for Piece {
     }
 
     #[inline(always)]
-    fn put<const LONG: bool>(found: Window<'_>, to: Window<'_>) -> Option<()> {
-        if LONG {
-            return to.copy_from(found).ok().map(drop);
-        }
-        to.copy_short_unguarded(found);
-        Some(())
+    fn put<M: Moves>(found: Window<'_>, to: Window<'_>) -> Option<()> {
+        M::copy(to, found)
     }
 
     #[inline(always)]
@@ -166,12 +163,8 @@ impl Near for Inline<'_> {
     }
 
     #[inline(always)]
-    fn put<const LONG: bool>(Self(bytes): Self, to: Window<'_>) -> Option<()> {
-        if LONG {
-            return to.write_from(bytes).ok().map(drop);
-        }
-        to.write_short_unguarded(bytes);
-        Some(())
+    fn put<M: Moves>(Self(bytes): Self, to: Window<'_>) -> Option<()> {
+        M::write(to, bytes)
     }
 
     #[inline(always)]
@@ -207,8 +200,8 @@ pub(super) trait Far<N: Near>: Copy {
         there: &impl CqeSlots<'p>,
     ) -> Option<(Window<'p>, Self::Consumed<'p>)>;
 
-    /// Copies all of it, if it is short or `LONG`. `None`: some of the memory is gone.
-    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) -> Option<()>;
+    /// Copies all of it. `None`: some of the memory is gone.
+    fn copy<M: Moves>(near: N::Found<'_>, far: Window<'_>) -> Option<()>;
 
     /// Reports to the other end, if anything is consumed there.
     #[inline(always)]
@@ -267,8 +260,8 @@ impl<N: Near> Far<N> for IntoReceive {
     }
 
     #[inline(always)]
-    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) -> Option<()> {
-        N::put::<LONG>(near, far)
+    fn copy<M: Moves>(near: N::Found<'_>, far: Window<'_>) -> Option<()> {
+        N::put::<M>(near, far)
     }
 
     #[inline(always)]
@@ -347,8 +340,8 @@ impl<N: Near> Far<N> for IntoMemory {
     }
 
     #[inline(always)]
-    fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) -> Option<()> {
-        N::put::<LONG>(near, far)
+    fn copy<M: Moves>(near: N::Found<'_>, far: Window<'_>) -> Option<()> {
+        N::put::<M>(near, far)
     }
 }
 
@@ -390,8 +383,8 @@ impl Far<Piece> for FromMemory {
     }
 
     #[inline(always)]
-    fn copy<const LONG: bool>(near: Window<'_>, far: Window<'_>) -> Option<()> {
-        Piece::put::<LONG>(far, near)
+    fn copy<M: Moves>(near: Window<'_>, far: Window<'_>) -> Option<()> {
+        Piece::put::<M>(far, near)
     }
 }
 

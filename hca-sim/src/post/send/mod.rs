@@ -6,15 +6,12 @@
 
 use std::fmt;
 
-use verbs_core::extension::Work;
-use verbs_core::mem::{MrTable, Seen, Window, faults_are_caught, pin};
-use verbs_core::queue::post_shortest;
+use verbs_core::mem::{MrTable, Seen, pin};
 use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::{AcqRel, Release};
 use verbs_core::{
-    BatchError, Dest, How, Payload, Piece, PostCode, PostError, QpType, Qpn, RawSendQueue, Remote,
-    SendFlags, SendOp, SendWr,
+    BatchError, Dest, Payload, PostCode, PostError, QpType, Qpn, Remote, SendFlags, SendOp, SendWr,
 };
 
 use crate::direct::message::{Done, Message, MessageOutcome};
@@ -31,17 +28,19 @@ mod batch;
 mod ends;
 mod inline_cqe;
 mod memory;
+pub(crate) mod moves;
+mod poster;
 mod short;
 mod stream;
 
-use barrier::Barrier;
-use batch::UNDER_ONE_PIN;
-use ends::{FromMemory, Inline, IntoMemory, IntoReceive};
+pub(crate) use poster::Poster;
 
-/// The poster of one queue pair.
+use batch::UNDER_ONE_PIN;
+
+/// What a [`Poster`] posts with.
 // In this order the first line is all that the short paths need.
 #[repr(C, align(128))]
-pub(crate) struct SendPoster {
+struct SendPoster {
     open: Option<OpenPath>,
     /// The buffer of the sends' completion queue at the last look.
     buffer: Arc<CqBuffer>,
@@ -68,8 +67,6 @@ pub(crate) struct SendPoster {
     inline_backoff: u32,
     /// Its messages are packets: it places none itself.
     by_packets: bool,
-    /// Bytes at most that the short paths copy, without a guard: none where registered memory may be gone.
-    short: u32,
 }
 
 /// The objects that the short paths need.
@@ -80,8 +77,8 @@ struct OpenPath {
 }
 
 impl SendPoster {
-    /// The one poster of a new queue pair.
-    pub(crate) fn new(qp: Arc<QueuePair>) -> Self {
+    /// For a new queue pair.
+    fn new(qp: Arc<QueuePair>) -> Self {
         let always = if qp.sq_sig_all {
             SendFlags::SIGNALED
         } else {
@@ -94,11 +91,6 @@ impl SendPoster {
             limit: 0,
             open: None,
             by_packets: qp.goes_as_packets(),
-            short: if faults_are_caught() {
-                0
-            } else {
-                Window::SHORT
-            },
             qp,
             buffer,
             mrs,
@@ -211,6 +203,24 @@ impl SendPoster {
             *posted += 1;
         }
         Ok(())
+    }
+
+    /// As [`SendPoster::post_any`], for the short paths: a work request in its parts.
+    #[inline(never)]
+    fn post_parts(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        flags: SendFlags,
+        payload: Payload<'_>,
+    ) -> Result<(), PostCode> {
+        Ok(self.post_any(&SendWr {
+            wr_id,
+            op,
+            flags,
+            payload,
+            dest: Dest::Peer,
+        })?)
     }
 
     /// Finds out whether anything can be posted, and how many may take the short path.
@@ -464,83 +474,6 @@ fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {
         return Err(PostError::AtomicAlignment);
     }
     Ok(())
-}
-
-impl RawSendQueue for SendPoster {
-    fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.post_any(wr)
-    }
-
-    fn post_extension(
-        &mut self,
-        wr_id: u64,
-        work: Work<'_>,
-        flags: SendFlags,
-    ) -> Result<(), PostError> {
-        if self.qp.qp_type != QpType::Rc || work.get::<Barrier>().is_none() {
-            return Err(PostError::Unsupported);
-        }
-        self.post_any(&SendWr {
-            wr_id,
-            op: SendOp::Write(Remote::default()),
-            flags,
-            payload: Payload::List(&[]),
-            dest: Dest::Peer,
-        })
-    }
-
-    fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
-        if self.qp.port.features.early_invalidates {
-            // One doorbell: hardware sees all of them at once.
-            wrs.iter().for_each(|wr| self.invalidate_early(wr));
-        }
-        if self.by_packets {
-            return self.post_together(wrs);
-        }
-        let mut posted = 0;
-        while posted < wrs.len() {
-            posted += self.burst(&wrs[posted..]);
-            // The work request that is first now takes the other paths.
-            if let Some(wr) = wrs.get(posted) {
-                post_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
-                posted += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn send(&mut self, wr_id: u64, piece: Piece, flags: SendFlags) -> Result<(), PostCode> {
-        self.short(wr_id, piece, IntoReceive, flags)
-    }
-
-    fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostCode> {
-        if bytes.len() > self.max_inline as usize {
-            return self.post_parts(wr_id, SendOp::Send, flags, Payload::Inline(bytes));
-        }
-        self.short(wr_id, Inline(bytes), IntoReceive, flags)
-    }
-
-    fn write(&mut self, wr_id: u64, piece: Piece, to: u64, how: How) -> Result<(), PostCode> {
-        self.short(wr_id, piece, IntoMemory(to, how.key()), how.flags())
-    }
-
-    fn write_inline(
-        &mut self,
-        wr_id: u64,
-        bytes: &[u8],
-        to: u64,
-        how: How,
-    ) -> Result<(), PostCode> {
-        if bytes.len() > self.max_inline as usize {
-            let (op, payload) = (SendOp::Write(how.remote(to)), Payload::Inline(bytes));
-            return self.post_parts(wr_id, op, how.flags(), payload);
-        }
-        self.short(wr_id, Inline(bytes), IntoMemory(to, how.key()), how.flags())
-    }
-
-    fn read(&mut self, wr_id: u64, piece: Piece, from: u64, how: How) -> Result<(), PostCode> {
-        self.short(wr_id, piece, FromMemory(from, how.key()), how.flags())
-    }
 }
 
 impl fmt::Debug for SendPoster {

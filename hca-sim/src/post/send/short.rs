@@ -6,12 +6,13 @@
 
 use std::hint::cold_path;
 
-use verbs_core::mem::{Pin, pin, pin_at_once};
+use verbs_core::mem::{Pin, Window, pin, pin_at_once};
 use verbs_core::slab_alloc::SlabArc;
-use verbs_core::{PostCode, RawSendQueue, SendFlags};
+use verbs_core::{PostCode, SendFlags};
 
 use super::SendPoster;
 use super::ends::{CqeSlots, Far, Near, ShortWr, Single, Watched};
+use super::moves::{AnyLength, Moves};
 use crate::direct::message::Done;
 use crate::direct::path::DirectPath;
 use crate::queue::cq::Cqe;
@@ -21,7 +22,7 @@ impl SendPoster {
     /// Carries a message out. The last step of the short paths, so nothing that they were given has to be kept across a
     /// call.
     #[inline(always)]
-    pub(super) fn short<N: Near, F: Far<N>>(
+    pub(super) fn short<M: Moves, N: Near, F: Far<N>>(
         &mut self,
         wr_id: u64,
         near: N,
@@ -29,7 +30,7 @@ impl SendPoster {
         flags: SendFlags,
     ) -> Result<(), PostCode> {
         let flags = flags | self.always;
-        if near.len() > self.short || self.posted == self.limit {
+        if near.len() > Window::SHORT || self.posted == self.limit {
             cold_path();
             return self.long(wr_id, near, far, flags, None);
         }
@@ -38,7 +39,7 @@ impl SendPoster {
             return self.long(wr_id, near, far, flags, None);
         };
         if self
-            .place::<N, F, false>(&pin, wr_id, near, far, flags)
+            .place::<M, N, F>(&pin, wr_id, near, far, flags)
             .is_none()
         {
             cold_path();
@@ -113,7 +114,7 @@ impl SendPoster {
                 return None;
             }
         }
-        self.place::<N, F, true>(pin, wr_id, near, far, flags)
+        self.place::<AnyLength, N, F>(pin, wr_id, near, far, flags)
     }
 
     /// Whether there is room in the completion queues now that was not there before.
@@ -156,7 +157,7 @@ impl SendPoster {
             flags,
         };
         let (mut here, mut there) = (Watched::default(), Watched::default());
-        self.carry::<N, F, true>(direct, &open.sends, pin, short_wr, &mut here, &mut there)?;
+        self.carry::<AnyLength, N, F>(direct, &open.sends, pin, short_wr, &mut here, &mut there)?;
         direct.advance(&open.sends, near.len());
         // Counted before anything foreign runs, which may panic.
         self.posted = self.posted.wrapping_add(1);
@@ -169,7 +170,7 @@ impl SendPoster {
 
     /// Looks, and carries the message out if all is in order.
     #[inline(always)]
-    fn place<N: Near, F: Far<N>, const LONG: bool>(
+    fn place<M: Moves, N: Near, F: Far<N>>(
         &mut self,
         pin: &Pin,
         wr_id: u64,
@@ -179,7 +180,7 @@ impl SendPoster {
     ) -> Option<()> {
         let open = self.open.as_ref()?;
         let direct = &*open.direct;
-        let admits = if LONG {
+        let admits = if M::ANY_LENGTH {
             direct.admits_direct(pin, open.view, F::RIGHT)
         } else {
             direct.admits_short(pin, open.view, F::RIGHT)
@@ -194,7 +195,7 @@ impl SendPoster {
             far,
             flags,
         };
-        self.carry::<N, F, LONG>(direct, &open.sends, pin, short_wr, Single, Single)?;
+        self.carry::<M, N, F>(direct, &open.sends, pin, short_wr, Single, Single)?;
         direct.advance(&open.sends, near.len());
         self.posted = self.posted.wrapping_add(1);
         Some(())
@@ -202,7 +203,7 @@ impl SendPoster {
 
     /// The second half of [`SendPoster::place`]. What remains to be counted then is the message and its packets.
     #[inline(always)]
-    pub(super) fn carry<'p, N: Near + 'p, F: Far<N>, const LONG: bool>(
+    pub(super) fn carry<'p, M: Moves, N: Near + 'p, F: Far<N>>(
         &'p self,
         direct: &'p DirectPath,
         sends: &SlabArc<SendRing>,
@@ -221,7 +222,7 @@ impl SendPoster {
         }
         let (target, consumed) = far.find(direct, pin, len, &there)?;
         let source = near.find(&self.mrs, pin, &self.pd, F::NEAR)?;
-        F::copy::<LONG>(source, target)?;
+        F::copy::<M>(source, target)?;
         F::complete(direct, consumed, len, flags, &mut there);
         if signaled {
             let cqe = Cqe::success(*short_wr.wr_id, self.qpn, F::OPCODE, len);

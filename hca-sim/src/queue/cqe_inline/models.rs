@@ -16,7 +16,8 @@ use verbs_core::{
 
 use crate::link::Loopback;
 use crate::post::recv::RecvPoster;
-use crate::post::send::SendPoster;
+use crate::post::send::Poster;
+use crate::post::send::moves::Unguarded;
 use crate::qp::QueuePair;
 use crate::qp::models::{model, pair};
 use crate::queue::cq::{CqPoller, Pump};
@@ -25,7 +26,7 @@ use crate::queue::cq::{CqPoller, Pump};
 struct World {
     a: Arc<QueuePair>,
     b: Arc<QueuePair>,
-    sends: SendPoster,
+    sends: Poster<Unguarded>,
     recvs: RecvPoster,
     poller: CqPoller,
     memory: Arc<Memory>,
@@ -60,7 +61,7 @@ impl World {
         drop(pin);
         direct.allow_inline_cqes(true);
         Self {
-            sends: SendPoster::new(Arc::clone(&a)),
+            sends: Poster::<Unguarded>::new(Arc::clone(&a)),
             recvs: RecvPoster::new(Arc::clone(&b)),
             poller: CqPoller::new(
                 Arc::clone(&b.recv_cq),

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::copy::guard::Unmapped;
-use super::copy::{SHORT, copy, copy_short};
+use super::copy::{SHORT, copy, copy_short, copy_short_unguarded};
 use super::pin::Pin;
 use super::word::Word;
 
@@ -84,7 +84,7 @@ impl<'p> Window<'p> {
     pub fn copy_short_from(self, src: Window<'_>) -> Result<(), Unmapped> {
         let n = self.len.min(src.len);
         // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
-        unsafe { copy_short::<true>(self.start, src.start, n as usize) }
+        unsafe { copy_short(self.start, src.start, n as usize) }
     }
 
     /// As [`copy_short_from`](Self::copy_short_from), for memory that stays: without a guard, so that nothing has to be
@@ -93,7 +93,7 @@ impl<'p> Window<'p> {
     pub fn copy_short_unguarded(self, src: Window<'_>) {
         let n = self.len.min(src.len);
         // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
-        let _unguarded = unsafe { copy_short::<false>(self.start, src.start, n as usize) };
+        unsafe { copy_short_unguarded(self.start, src.start, n as usize) };
     }
 
     /// As [`write_short_from`](Self::write_short_from), for memory that stays: without a guard.
@@ -101,7 +101,7 @@ impl<'p> Window<'p> {
     pub fn write_short_unguarded(self, src: &[u8]) {
         let n = (self.len as usize).min(src.len());
         // SAFETY: `n` is within both; no thread writes `src` while it is borrowed.
-        let _unguarded = unsafe { copy_short::<false>(self.start, NonNull::from(src).cast(), n) };
+        unsafe { copy_short_unguarded(self.start, NonNull::from(src).cast(), n) };
     }
 
     /// As [`write_from`](Self::write_from), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
@@ -113,7 +113,7 @@ impl<'p> Window<'p> {
     pub fn write_short_from(self, src: &[u8]) -> Result<(), Unmapped> {
         let n = (self.len as usize).min(src.len());
         // SAFETY: `n` is within both; no thread writes `src` while it is borrowed.
-        unsafe { copy_short::<true>(self.start, NonNull::from(src).cast(), n) }
+        unsafe { copy_short(self.start, NonNull::from(src).cast(), n) }
     }
 
     /// As [`read_into`](Self::read_into), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
@@ -125,7 +125,7 @@ impl<'p> Window<'p> {
     pub fn read_short_into(self, dst: &mut [u8]) -> Result<(), Unmapped> {
         let n = (self.len as usize).min(dst.len());
         // SAFETY: `n` is within both; `dst` is the caller's alone.
-        unsafe { copy_short::<true>(NonNull::from(&mut *dst).cast(), self.start, n) }
+        unsafe { copy_short(NonNull::from(&mut *dst).cast(), self.start, n) }
     }
 
     /// Copies private bytes into this window: as many as fit; returns their number.

@@ -22,14 +22,10 @@ macro_rules! guarded {
     };
 }
 
-/// A block with a guard or without one: as the function's `GUARD` says. Without one, a fault ends the process.
-macro_rules! block {
+/// A block without a guard: a fault in it ends the process.
+macro_rules! plain {
     ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        if GUARD {
-            guarded!([$($line),+] $($operands)*)
-        } else {
-            asm!($($line,)+ $($operands)*)
-        }
+        asm!($($line,)+ $($operands)*)
     };
 }
 
@@ -66,41 +62,26 @@ macro_rules! called {
     };
 }
 
-/// # Safety
-/// 8 bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_8<const GUARD: bool>(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
-    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
-    unsafe {
-        block!(
+/// A word by that kind of block.
+macro_rules! word {
+    ($block:ident, $d:ident, $s:ident) => {
+        $block!(
             [
                 "ldr {t}, [{s}]",
                 "str {t}, [{d}]",
             ]
-            t = out(reg) _, s = in(reg) s, d = in(reg) d,
+            t = out(reg) _, s = in(reg) $s, d = in(reg) $d,
             options(nostack, preserves_flags)
-        );
-    }
-    Ok(())
+        )
+    };
 }
 
-/// Up to 64 bytes, all loads before all stores, as on x86_64.
-///
-/// # Safety
-/// `n <= 64` bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_small<const GUARD: bool>(
-    d: *mut u8,
-    s: *const u8,
-    n: usize,
-) -> Result<(), Unmapped> {
-    // Only used to form addresses below; wrapping arithmetic needs no promise.
-    let (s_end, d_end) = (s.wrapping_add(n), d.wrapping_add(n));
-    // SAFETY: as on x86_64: every operand is within the `n` bytes that the caller vouches for.
-    unsafe {
-        match n {
+/// Up to 64 bytes by that kind of block, all loads before all stores, as on x86_64. `s_end` and `d_end` are behind them.
+macro_rules! small {
+    ($block:ident, $d:ident, $s:ident, $n:ident, $s_end:ident, $d_end:ident) => {
+        match $n {
             0 => {}
-            1..4 => block!(
+            1..4 => $block!(
                 [
                     "ldrb {a:w}, [{s}]",
                     "ldrb {b:w}, [{s}, {h}]",
@@ -110,11 +91,11 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "strb {c:w}, [{de}, #-1]",
                 ]
                 a = out(reg) _, b = out(reg) _, c = out(reg) _,
-                s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
-                h = in(reg) n / 2,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
+                h = in(reg) $n / 2,
                 options(nostack, preserves_flags)
             ),
-            4..8 => block!(
+            4..8 => $block!(
                 [
                     "ldr {a:w}, [{s}]",
                     "ldur {b:w}, [{se}, #-4]",
@@ -122,10 +103,10 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "stur {b:w}, [{de}, #-4]",
                 ]
                 a = out(reg) _, b = out(reg) _,
-                s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
                 options(nostack, preserves_flags)
             ),
-            8..16 => block!(
+            8..16 => $block!(
                 [
                     "ldr {a}, [{s}]",
                     "ldur {b}, [{se}, #-8]",
@@ -133,10 +114,10 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "stur {b}, [{de}, #-8]",
                 ]
                 a = out(reg) _, b = out(reg) _,
-                s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
                 options(nostack, preserves_flags)
             ),
-            16..32 => block!(
+            16..32 => $block!(
                 [
                     "ldr {a:q}, [{s}]",
                     "ldur {b:q}, [{se}, #-16]",
@@ -144,10 +125,10 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "stur {b:q}, [{de}, #-16]",
                 ]
                 a = out(vreg) _, b = out(vreg) _,
-                s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
                 options(nostack, preserves_flags)
             ),
-            _ => block!(
+            _ => $block!(
                 [
                     "ldp {a:q}, {b:q}, [{s}]",
                     "ldp {c:q}, {e:q}, [{se}, #-32]",
@@ -155,12 +136,53 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "stp {c:q}, {e:q}, [{de}, #-32]",
                 ]
                 a = out(vreg) _, b = out(vreg) _, c = out(vreg) _, e = out(vreg) _,
-                s = in(reg) s, d = in(reg) d, se = in(reg) s_end, de = in(reg) d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
                 options(nostack, preserves_flags)
             ),
         }
+    };
+}
+
+/// # Safety
+/// 8 bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
+    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
+    unsafe {
+        word!(guarded, d, s);
     }
     Ok(())
+}
+
+/// # Safety
+/// 8 bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_8_plain(d: *mut u8, s: *const u8) {
+    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
+    unsafe {
+        word!(plain, d, s);
+    }
+}
+
+/// # Safety
+/// `n <= 64` bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
+    // Only used to form addresses below; wrapping arithmetic needs no promise.
+    let (s_end, d_end) = (s.wrapping_add(n), d.wrapping_add(n));
+    // SAFETY: as on x86_64: every operand is within the `n` bytes that the caller vouches for.
+    unsafe { small!(guarded, d, s, n, s_end, d_end) }
+    Ok(())
+}
+
+/// # Safety
+/// `n <= 64` bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_small_plain(d: *mut u8, s: *const u8, n: usize) {
+    // Only used to form addresses below; wrapping arithmetic needs no promise.
+    let (s_end, d_end) = (s.wrapping_add(n), d.wrapping_add(n));
+    // SAFETY: as on x86_64: every operand is within the `n` bytes that the caller vouches for.
+    unsafe { small!(plain, d, s, n, s_end, d_end) }
 }
 
 /// # Safety

@@ -39,8 +39,8 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) -> Res
     // SAFETY: the caller's promise covers the `len` bytes on both sides, and each arm accesses exactly those.
     unsafe {
         match len {
-            8 => machine::move_8::<true>(d, s),
-            0..=SHORT => machine::move_small::<true>(d, s, len),
+            8 => machine::move_8(d, s),
+            0..=SHORT => machine::move_small(d, s, len),
             _ => machine::call_library(d, s, len),
         }
     }
@@ -50,15 +50,15 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) -> Res
 pub(super) const SHORT: usize = 64;
 
 /// As [`copy`], for at most [`SHORT`] bytes; copies no more. It calls no function, so code around it keeps its
-/// registers. Without a `GUARD` a fault ends the process, and nothing has to be kept for the case that there is one.
+/// registers.
 ///
 /// # Errors
-/// As for [`copy`]; none without a guard.
+/// As for [`copy`].
 ///
 /// # Safety
 /// As for [`copy`].
 #[inline(always)]
-pub(super) unsafe fn copy_short<const GUARD: bool>(
+pub(super) unsafe fn copy_short(
     dst: NonNull<u8>,
     src: NonNull<u8>,
     len: usize,
@@ -70,8 +70,8 @@ pub(super) unsafe fn copy_short<const GUARD: bool>(
     // SAFETY: the caller's promise covers the `len` bytes on both sides.
     unsafe {
         match len {
-            8 => machine::move_8::<GUARD>(dst.as_ptr(), src.as_ptr()),
-            0..=SHORT => machine::move_small::<GUARD>(dst.as_ptr(), src.as_ptr(), len),
+            8 => machine::move_8(dst.as_ptr(), src.as_ptr()),
+            0..=SHORT => machine::move_small(dst.as_ptr(), src.as_ptr(), len),
             _ => Ok(()),
         }
     }
@@ -83,6 +83,35 @@ pub(super) unsafe fn copy_short<const GUARD: bool>(
     unsafe {
         copy_by_byte(dst, src, len.min(SHORT));
         Ok(())
+    }
+}
+
+/// As [`copy_short`], without a guard: a fault ends the process, so nothing has to be kept for the case that there is
+/// one.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+pub(super) unsafe fn copy_short_unguarded(dst: NonNull<u8>, src: NonNull<u8>, len: usize) {
+    #[cfg(all(
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(any(miri, verbs_loom))
+    ))]
+    // SAFETY: the caller's promise covers the `len` bytes on both sides.
+    unsafe {
+        match len {
+            8 => machine::move_8_plain(dst.as_ptr(), src.as_ptr()),
+            0..=SHORT => machine::move_small_plain(dst.as_ptr(), src.as_ptr(), len),
+            _ => {}
+        }
+    }
+    #[cfg(not(all(
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(any(miri, verbs_loom))
+    )))]
+    // SAFETY: the caller's promise covers the `len` bytes on both sides.
+    unsafe {
+        copy_by_byte(dst, src, len.min(SHORT));
     }
 }
 

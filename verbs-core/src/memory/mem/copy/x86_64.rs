@@ -22,14 +22,10 @@ macro_rules! guarded {
     };
 }
 
-/// A block with a guard or without one: as the function's `GUARD` says. Without one, a fault ends the process.
-macro_rules! block {
+/// A block without a guard: a fault in it ends the process.
+macro_rules! plain {
     ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        if GUARD {
-            guarded!([$($line),+] $($operands)*)
-        } else {
-            asm!($($line,)+ $($operands)*)
-        }
+        asm!($($line,)+ $($operands)*)
     };
 }
 
@@ -66,42 +62,27 @@ macro_rules! called {
     };
 }
 
-/// # Safety
-/// 8 bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_8<const GUARD: bool>(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
-    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
-    unsafe {
-        block!(
+/// A word by that kind of block.
+macro_rules! word {
+    ($block:ident, $d:ident, $s:ident) => {
+        $block!(
             [
                 "mov {t}, [{s}]",
                 "mov [{d}], {t}",
             ]
-            t = out(reg) _, s = in(reg) s, d = in(reg) d,
+            t = out(reg) _, s = in(reg) $s, d = in(reg) $d,
             options(nostack, preserves_flags)
-        );
-    }
-    Ok(())
+        )
+    };
 }
 
-/// Up to 64 bytes. All loads come before all stores, so overlap is harmless; lengths between
+/// Up to 64 bytes by that kind of block. All loads come before all stores, so overlap is harmless; lengths between
 /// two powers of two are covered by moves that overlap in the middle.
-///
-/// # Safety
-/// `n <= 64` bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_small<const GUARD: bool>(
-    d: *mut u8,
-    s: *const u8,
-    n: usize,
-) -> Result<(), Unmapped> {
-    // SAFETY: every operand is between the first and the last byte of the `n` that the caller vouches for:
-    // the offsets from the front are at most half the arm's smallest `n`, and those from the back are counted
-    // down from `n`.
-    unsafe {
-        match n {
+macro_rules! small {
+    ($block:ident, $d:ident, $s:ident, $n:ident) => {
+        match $n {
             0 => {}
-            1..4 => block!(
+            1..4 => $block!(
                 [
                     "movzx {a:e}, byte ptr [{s}]",
                     "movzx {b:e}, byte ptr [{s} + {h}]",
@@ -111,19 +92,19 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "mov byte ptr [{d} + {n} - 1], {c:l}",
                 ]
                 a = out(reg) _, b = out(reg) _, c = out(reg) _,
-                s = in(reg) s, d = in(reg) d, n = in(reg) n, h = in(reg) n / 2,
+                s = in(reg) $s, d = in(reg) $d, n = in(reg) $n, h = in(reg) $n / 2,
                 options(nostack, preserves_flags)
             ),
-            4..8 => block!(
+            4..8 => $block!(
                 [
                     "mov {a:e}, [{s}]", "mov {b:e}, [{s} + {n} - 4]",
                     "mov [{d}], {a:e}", "mov [{d} + {n} - 4], {b:e}",
                 ]
                 a = out(reg) _, b = out(reg) _,
-                s = in(reg) s, d = in(reg) d, n = in(reg) n,
+                s = in(reg) $s, d = in(reg) $d, n = in(reg) $n,
                 options(nostack, preserves_flags)
             ),
-            8..16 => block!(
+            8..16 => $block!(
                 [
                     "mov {a}, [{s}]",
                     "mov {b}, [{s} + {n} - 8]",
@@ -131,10 +112,10 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "mov [{d} + {n} - 8], {b}",
                 ]
                 a = out(reg) _, b = out(reg) _,
-                s = in(reg) s, d = in(reg) d, n = in(reg) n,
+                s = in(reg) $s, d = in(reg) $d, n = in(reg) $n,
                 options(nostack, preserves_flags)
             ),
-            16..32 => block!(
+            16..32 => $block!(
                 [
                     "movups {a}, [{s}]",
                     "movups {b}, [{s} + {n} - 16]",
@@ -142,10 +123,10 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "movups [{d} + {n} - 16], {b}",
                 ]
                 a = out(xmm_reg) _, b = out(xmm_reg) _,
-                s = in(reg) s, d = in(reg) d, n = in(reg) n,
+                s = in(reg) $s, d = in(reg) $d, n = in(reg) $n,
                 options(nostack, preserves_flags)
             ),
-            _ => block!(
+            _ => $block!(
                 [
                     "movups {a}, [{s}]",
                     "movups {b}, [{s} + 16]",
@@ -157,12 +138,53 @@ pub(super) unsafe fn move_small<const GUARD: bool>(
                     "movups [{d} + {n} - 16], {e}",
                 ]
                 a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, e = out(xmm_reg) _,
-                s = in(reg) s, d = in(reg) d, n = in(reg) n,
+                s = in(reg) $s, d = in(reg) $d, n = in(reg) $n,
                 options(nostack, preserves_flags)
             ),
         }
+    };
+}
+
+/// # Safety
+/// 8 bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
+    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
+    unsafe {
+        word!(guarded, d, s);
     }
     Ok(())
+}
+
+/// # Safety
+/// 8 bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_8_plain(d: *mut u8, s: *const u8) {
+    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
+    unsafe {
+        word!(plain, d, s);
+    }
+}
+
+/// # Safety
+/// `n <= 64` bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
+    // SAFETY: every operand is between the first and the last byte of the `n` that the caller vouches for:
+    // the offsets from the front are at most half the arm's smallest `n`, and those from the back are counted
+    // down from `n`.
+    unsafe { small!(guarded, d, s, n) }
+    Ok(())
+}
+
+/// # Safety
+/// `n <= 64` bytes valid on both sides.
+#[inline(always)]
+pub(super) unsafe fn move_small_plain(d: *mut u8, s: *const u8, n: usize) {
+    // SAFETY: every operand is between the first and the last byte of the `n` that the caller vouches for:
+    // the offsets from the front are at most half the arm's smallest `n`, and those from the back are counted
+    // down from `n`.
+    unsafe { small!(plain, d, s, n) }
 }
 
 /// # Safety
