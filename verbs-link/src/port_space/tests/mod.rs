@@ -1,5 +1,8 @@
 //! The port space on loopback, with real sockets: every conflict in both directions.
 
+mod forced;
+mod matrix;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
