@@ -91,7 +91,7 @@ threads() {
 tree() {
     local child
     echo "$1"
-    for child in $(pgrep -P "$1"); do
+    for child in $(pgrep -P "$1" || true); do
         tree "$child"
     done
 }
