@@ -1,6 +1,11 @@
 //! The provider: an open device of the system, and its threads.
 
 mod list;
+#[expect(
+    unsafe_code,
+    reason = "the NIC's word for registered memory: argued in it"
+)]
+mod vouch;
 
 use std::fmt;
 
@@ -9,6 +14,7 @@ use verbs_abi as abi;
 use verbs_core::device::MAX_PENDING;
 use verbs_core::device_list::DeviceList;
 use verbs_core::process::spawn_without_signals;
+use verbs_core::provider::Vouch;
 use verbs_core::sync::{Arc, Mutex, thread};
 use verbs_core::{
     AnyCommand, Attr, CmLimits, DeviceAttr, DeviceCap, Error, Gid, NodeType, PortCaps, Provider,
@@ -232,6 +238,10 @@ impl Provider for Nic {
             // It may wait for a peer.
             self.shared.lanes.step(Step::Cancel(id));
         }
+    }
+
+    fn vouch(&self) -> Option<Vouch> {
+        Some(vouch::of(self))
     }
 
     fn query_provider(&self, _port: u8) -> ProviderAttr {

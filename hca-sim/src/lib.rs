@@ -38,7 +38,7 @@
 //! # })
 //! # }
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod direct;
 mod effects;

@@ -20,4 +20,5 @@ mod simulated;
 mod strangers;
 mod streams;
 mod threads;
+mod vouched;
 mod wakes;

@@ -12,6 +12,16 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
         "verbs-core/src/memory/mem",
         "registered memory, keys and windows",
     ),
+    (
+        "verbs-core/src/devices/provider/vouch",
+        "a provider's word for registered memory",
+    ),
+    (
+        "hca-sim/src/hca/provider/vouch",
+        "the word of the HCA, and of its command interface",
+    ),
+    ("hca-rdma/src/nic/vouch", "the word of a NIC"),
+    ("verbs/src/sim/vouch", "the word of a filter"),
     ("verbs-core/src/sync/biased", "what shared queues hold"),
     (
         "verbs-core/src/sync/process",

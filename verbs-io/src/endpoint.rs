@@ -64,6 +64,8 @@ pub struct Opening {
     driver: Driver,
     keepalive: Option<Duration>,
     resolver: Option<Arc<dyn Resolver>>,
+    /// The device need not vouch for itself.
+    pub(crate) trusted: bool,
 }
 
 impl Endpoint {
@@ -88,6 +90,7 @@ impl Endpoint {
             driver: Driver::default(),
             keepalive: Some(KEEPALIVE),
             resolver: None,
+            trusted: false,
         }
     }
 
@@ -322,7 +325,7 @@ impl Opening {
     /// Opens it.
     ///
     /// # Errors
-    /// Those of opening the device; [`Error::Verb`] for sizes beyond the device's; [`Error::Removed`].
+    /// Those of opening the device; [`Error::NotVouched`]; [`Error::Verb`] for sizes beyond the device's; [`Error::Removed`].
     pub async fn open(self) -> Result<Endpoint, Error> {
         let Self {
             device,
@@ -331,8 +334,12 @@ impl Opening {
             driver,
             keepalive,
             resolver,
+            trusted,
         } = self;
         let device = device.await?;
+        if !(trusted || device.is_vouched()) {
+            return Err(Error::NotVouched);
+        }
         let pd = device.alloc_pd().await?;
         let place: Arc<OnceLock<Weak<Core>>> = Arc::default();
         let create = |entries: u32, side| {

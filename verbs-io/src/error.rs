@@ -67,6 +67,14 @@ pub enum Error {
     #[error("{0}")]
     Address(Box<BadAddress>),
 
+    /// The device's provider, or a filter in front of it, does not vouch for what it does with registered memory
+    /// ([`Vouch`](verbs_core::provider::Vouch)), so none of it is lent as slices.
+    #[error(
+        "the device's provider, or a filter in front of it, does not vouch for registered memory (Provider::vouch); \
+         Opening::trust opens it all the same, and is unsafe"
+    )]
+    NotVouched,
+
     // --- below ---
     /// The queue pair refused to take the operation.
     #[error("the operation was not accepted: {0}")]
@@ -146,6 +154,7 @@ impl From<Error> for std::io::Error {
             Error::OutOfRange { .. }
             | Error::Misaligned { .. }
             | Error::OtherEndpoint
+            | Error::NotVouched
             | Error::Address(_) => ErrorKind::InvalidInput,
             Error::NoRight { .. } => ErrorKind::PermissionDenied,
             Error::NoToken(_) => ErrorKind::InvalidData,

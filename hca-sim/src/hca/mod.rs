@@ -24,6 +24,7 @@ use verbs_core::device_list::{DeviceList, Gone, Offer};
 use verbs_core::extension::ExtensionInfo;
 use verbs_core::host::HostPorts;
 use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
+use verbs_core::provider::Vouch;
 use verbs_core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{
@@ -400,6 +401,10 @@ impl Provider for Hca {
 
     fn seed(&self) -> Option<u64> {
         self.seed
+    }
+
+    fn vouch(&self) -> Option<Vouch> {
+        Some(provider::vouch::of(self))
     }
 
     fn timer(&self) -> Option<Arc<dyn Timer>> {

@@ -2,6 +2,12 @@
 
 use verbs_core::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
 
+#[expect(
+    unsafe_code,
+    reason = "the HCA's word for registered memory: argued in it"
+)]
+pub(super) mod vouch;
+
 use crate::hca::verbs::device::check_port;
 use crate::port::Port;
 use crate::port::streams::PRIVATE_DATA_MAX;

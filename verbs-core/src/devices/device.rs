@@ -55,7 +55,7 @@ use crate::error::Error;
 use crate::mem::Access;
 use crate::object::header::IfBusy;
 use crate::object::{destroy, handle};
-use crate::provider::Provider;
+use crate::provider::{Provider, Vouch};
 use crate::provider_attr::ProviderAttr;
 use crate::request::Request;
 use crate::sync::Arc;
@@ -255,6 +255,14 @@ impl Device {
     /// [`Error::Invalid`] for a port that the device does not have.
     pub fn modify_port(&self, port: u8) -> Request<'_, ModifyPort> {
         self.core.modify_port(port)
+    }
+
+    /// Whether its provider, with all filters, keeps the rules of registered memory by its own word: [`Vouch`]. Then the
+    /// memory can be lent as slices.
+    ///
+    /// [`Vouch`]: crate::provider::Vouch
+    pub fn is_vouched(&self) -> bool {
+        Vouch::is_given(&*self.core.provider)
     }
 
     /// What is pending, and what threads are issuing at this moment (K15). Takes no lock that a

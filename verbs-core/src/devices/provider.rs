@@ -254,6 +254,16 @@
 //! });
 //! ```
 
+use std::any::Any;
+
+#[expect(
+    unsafe_code,
+    reason = "a provider's word, which safe code relies on: argued at its head"
+)]
+mod vouch;
+
+pub use vouch::Vouch;
+
 use crate::command::{AnyCommand, Kind, RequestId};
 use crate::error::Error;
 use crate::extension::ExtensionInfo;
@@ -269,7 +279,7 @@ use crate::timer::Timer;
 /// that cannot is [pended](crate::Command::pend), which yields an owned value to keep until the
 /// hardware answers. Post, poll and arm do not come through here: they are the
 /// [raw queues](crate::RawSendQueue) that a provider hands out with the objects it creates.
-pub trait Provider: Send + Sync + 'static {
+pub trait Provider: Any + Send + Sync {
     /// Takes a command.
     ///
     /// Runs under NoBlock on the issuer's thread: it may take a lock whose holders run bounded code
@@ -317,6 +327,12 @@ pub trait Provider: Send + Sync + 'static {
     /// Services above, the connection manager for one, draw theirs from it then; `None`, the default, has them take the
     /// system's entropy. A filter passes it on.
     fn seed(&self) -> Option<u64> {
+        None
+    }
+
+    /// Its word that it keeps the rules of registered memory, for those who lend that as slices: [`Vouch`]. The default gives
+    /// none. A filter that passes on what the provider behind it says has given none either.
+    fn vouch(&self) -> Option<Vouch> {
         None
     }
 

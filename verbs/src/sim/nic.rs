@@ -4,12 +4,12 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use hca_rdma::{Nic, OpenError, RdmaCore};
-use verbs_core::provider::Provider;
+use verbs_core::provider::{Provider, Vouch};
 use verbs_core::sync::Arc;
 use verbs_core::timer::Timer;
 use verbs_core::{AnyCommand, Gid, Lid, ProviderAttr, RequestId};
 
-use super::Hosts;
+use super::{Hosts, vouch};
 
 /// The NIC's port on which hosts are.
 const PORT: u8 = 1;
@@ -78,6 +78,10 @@ impl Provider for OneNic {
 
     fn seed(&self) -> Option<u64> {
         self.nic.seed()
+    }
+
+    fn vouch(&self) -> Option<Vouch> {
+        vouch::over(self, &*self.nic)
     }
 
     fn timer(&self) -> Option<Arc<dyn Timer>> {

@@ -18,6 +18,7 @@ use std::time::Duration;
 use slab::Slab;
 use verbs_core::extension::ExtensionInfo;
 use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
+use verbs_core::provider::Vouch;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -29,6 +30,7 @@ use crate::clock::Instant;
 use crate::engine::{Due, Engine, Timer};
 use crate::hca::command::datagram::Held;
 use crate::hca::command::queue::{Parked, Queue};
+use crate::hca::provider::vouch;
 
 /// How long a command takes in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -277,6 +279,10 @@ impl Provider for CommandInterface {
 
     fn seed(&self) -> Option<u64> {
         self.shared.inner.seed()
+    }
+
+    fn vouch(&self) -> Option<Vouch> {
+        vouch::over(self, &*self.shared.inner)
     }
 
     fn timer(&self) -> Option<Arc<dyn verbs_core::Timer>> {

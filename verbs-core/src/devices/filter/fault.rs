@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::extension::ExtensionInfo;
 use crate::host::HostPorts;
 use crate::mad::{MadArrival, MadBytes, MadVerdict};
-use crate::provider::{Done, Frame, Hook, Provider};
+use crate::provider::{Done, Frame, Hook, Provider, Vouch};
 use crate::provider_attr::ProviderAttr;
 use crate::sync::atomic::{
     AtomicUsize,
@@ -249,6 +249,10 @@ impl Provider for Fault {
 
     fn seed(&self) -> Option<u64> {
         self.inner.seed()
+    }
+
+    fn vouch(&self) -> Option<Vouch> {
+        Vouch::over_own(self, &*self.inner)
     }
 
     fn timer(&self) -> Option<Arc<dyn Timer>> {
