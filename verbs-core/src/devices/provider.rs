@@ -38,6 +38,9 @@
 //! * Numbers and keys differ among living objects; keys are not used again at once (K13).
 //! * When the hardware goes, [`DeviceCore::remove`](crate::device::DeviceCore::remove) ends what is
 //!   pending (K15). Afterwards only destroys arrive, and they must still succeed.
+//! * Registered memory is touched for work requests that are posted and have not completed, and for peers that name a key.
+//!   A provider that gives its word for that ([`Provider::vouch`]), which takes unsafe code, can have its memory lent as
+//!   slices; without it nothing else is missing.
 //!
 //! A provider need not have every verb: it refuses the others with [`Error::Unsupported`], and names them to
 //! the conformance suite (`Subject::without`). The verbs that it cannot
