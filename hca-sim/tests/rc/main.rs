@@ -9,6 +9,7 @@ mod direct;
 mod ends;
 mod faults;
 mod gone;
+mod hands;
 mod memory;
 mod operations;
 mod states;

@@ -11,6 +11,8 @@ mod depths;
 mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
+#[path = "../rc/hands.rs"]
+mod hands;
 mod fences;
 #[path = "../rc/gone.rs"]
 mod gone;

@@ -10,6 +10,8 @@ mod depths;
 mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
+#[path = "../rc/hands.rs"]
+mod hands;
 #[path = "../rc/operations.rs"]
 mod operations;
 #[path = "../rc/states.rs"]

@@ -25,17 +25,19 @@ pub(super) fn end_in_error(
     let Some(sends) = qp.send_ring() else {
         return;
     };
+    let cqe = Cqe::failure(wr_id, qp.qpn, fault.status, fault.vendor_err);
+    if !complete_send(qp, sends, at, &cqe, effects) {
+        machine.ending = Some((at, *fault));
+        return;
+    }
     let counters = &qp.port.counters;
     match fault.at_responder {
         true => counters.remote_errors.up(),
         false => counters.local_errors.up(),
     }
-    let cqe = Cqe::failure(wr_id, qp.qpn, fault.status, fault.vendor_err);
-    if complete_send(qp, sends, at, &cqe, effects) {
-        stats::record(qp, Told::empty(), Some(fault.status), effects);
-        machine.failed = Some(at);
-        effects.rare().fail.push(qp.events());
-    }
+    stats::record(qp, Told::empty(), Some(fault.status), effects);
+    (machine.failed, machine.ending) = (Some(at), None);
+    effects.rare().fail.push(qp.events());
 }
 
 /// Completes the work request at that position of the ring; `false` as in `complete`.
@@ -90,9 +92,15 @@ pub(super) fn flush_sends(
         let mut scratch = Scratch::default();
         while let Some(at) = sends.next() {
             let wr_id = sends.read(at, &mut scratch).wr_id;
-            if !complete_send(qp, sends, at, &flushed(qp, wr_id), effects) {
+            let ending = machine.ending.filter(|&(of, _)| of == at);
+            let cqe = ending.map_or_else(
+                || flushed(qp, wr_id),
+                |(_, fault)| Cqe::failure(wr_id, qp.qpn, fault.status, fault.vendor_err),
+            );
+            if !complete_send(qp, sends, at, &cqe, effects) {
                 return false;
             }
+            machine.ending = None;
             sends.executed(at);
         }
     }

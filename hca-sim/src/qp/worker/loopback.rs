@@ -69,6 +69,10 @@ fn step(
 ) -> Next {
     let mut scratch = Scratch::default();
     let wr = sends.read(at, &mut scratch);
+    if let Some((_, fault)) = machine.ending.filter(|&(of, _)| of == at) {
+        flush::end_in_error(qp, machine, wr.wr_id, at, &fault, effects);
+        return Next::Stop;
+    }
     if wr.op.is_local() {
         return step_local(qp, machine, sends, at, &wr, effects);
     }

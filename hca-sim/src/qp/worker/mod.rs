@@ -24,6 +24,7 @@ use verbs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
 use verbs_core::sync::{Mutex, OnceLock};
 
 use crate::clock::Instant;
+use crate::direct::message::MessageFault;
 use crate::port::ready::Mark;
 use crate::qp::worker::owes::Owes;
 use crate::qp::worker::packet_qp::PacketQp;
@@ -62,6 +63,9 @@ pub(crate) struct WorkerState {
     /// The position of a work request that ended in error; the queue pair is about to go to ERR. The request stays in
     /// the ring until then, so that the poster does not take the ring for empty.
     pub(crate) failed: Option<u32>,
+    /// The position of a work request that is to end like that, when the completion queue has changed hands. The responder
+    /// was told already, so it cannot be tried again.
+    ending: Option<(u32, MessageFault)>,
 }
 
 impl Worker {

@@ -60,7 +60,7 @@ impl From<Unmapped> for Error {
 /// all faults that are not in a copy of registered memory; one that is installed afterwards takes the place of this
 /// one, and with it what this one does. A thread that blocks the signals is ended by the system, as ever.
 ///
-/// Programs whose registered memory is their own [`Memory::alloc`](super::Memory::alloc) do not need it.
+/// Programs whose registered memory is their own [`Memory::alloc`](crate::Memory::alloc) do not need it.
 ///
 /// Context: does not wait.
 ///
