@@ -21,7 +21,6 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
         "the word of the HCA, and of its command interface",
     ),
     ("hca-rdma/src/nic/vouch", "the word of a NIC"),
-    ("verbs/src/sim/vouch", "the word of a filter"),
     ("verbs-core/src/sync/biased", "what shared queues hold"),
     (
         "verbs-core/src/sync/process",
@@ -30,6 +29,10 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
     (
         "verbs-core/src/sync/slot",
         "the slot of a pending request, cells side by side",
+    ),
+    (
+        "verbs-io/src/endpoint/trust",
+        "the owner's word in place of a provider's",
     ),
     (
         "verbs-io/src/buf",
@@ -221,7 +224,7 @@ pub(crate) fn root_levels(files: &[RustFile], members: &[Member]) -> Vec<Violati
     for member in members {
         let wanted = match member.name.as_str() {
             _ if member.folder.starts_with("shims/") => continue,
-            "verbs-core" | "verbs-io" | "verbs-link" | "hca-rdma" | "verbs-tests"
+            "verbs-core" | "verbs-io" | "verbs-link" | "hca-sim" | "hca-rdma" | "verbs-tests"
             | "verbs-benches" => "deny",
             _ => "forbid",
         };

@@ -13,7 +13,7 @@
 //! * *The provider keeps the contract* (`docs/CONTRACT.md`, Memory), filters in front of it too: it gets the memory with the
 //!   registration, and touches it only for work requests that are posted and have not completed. It says so by a
 //!   [`Vouch`](verbs_core::provider::Vouch), which takes unsafe code to give, and without which no endpoint opens; or
-//!   whoever opens the endpoint says so ([`Opening::trust`]).
+//!   whoever opens the endpoint says so ([`Opening::trust`](crate::Opening::trust)).
 //! * *Initialised*: the memory is zeroed when it is mapped.
 //! * *Alive*: from the first loan on, [`Loans`] holds the lender, which holds the memory and the descriptors. It lets go
 //!   when it is [closed](Loans::close) and no buffer is lent, whichever comes last.
@@ -24,8 +24,6 @@ use std::ptr::NonNull;
 
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{LKey, Mr, Sge};
-
-use crate::endpoint::Opening;
 
 /// What takes buffers back.
 pub(crate) trait Lender: Send + Sync {
@@ -59,24 +57,6 @@ pub struct Buf {
 unsafe impl Send for Buf {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Buf {}
-
-impl Opening {
-    /// Opens the endpoint although the device's provider does not vouch for what it does with registered memory.
-    ///
-    /// ```compile_fail,E0133
-    /// # fn filtered() -> verbs_core::Device { unimplemented!() }
-    /// // A filter of safe code may keep the memory of each registration, and write to it while a buffer is lent.
-    /// let opening = verbs_io::Endpoint::on(filtered()).trust();
-    /// ```
-    ///
-    /// # Safety
-    /// The device's provider, with all filters in front of it, keeps what [`Vouch`](verbs_core::provider::Vouch) says, until
-    /// the endpoint and all that it has lent are gone.
-    pub unsafe fn trust(mut self) -> Self {
-        self.trusted = true;
-        self
-    }
-}
 
 impl Buf {
     #[inline(always)]

@@ -48,7 +48,7 @@
 //! Plain structs, without a registry of metrics: [`Connection::stats`] says what has happened on a connection,
 //! [`control::Qp::stats`] on a queue pair, `sim::Hca::counters` on a software HCA, and [`Endpoint::usage`] what the
 //! endpoint's buffers do. Counts are totals since the object was created; a monitor takes differences.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod guide;
 #[cfg(feature = "iwarp")]

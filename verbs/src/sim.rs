@@ -27,12 +27,6 @@
 mod nic;
 #[cfg(feature = "subnet")]
 mod subnet;
-#[cfg(feature = "rdma")]
-#[expect(
-    unsafe_code,
-    reason = "a filter's word for registered memory: argued in it"
-)]
-mod vouch;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -245,7 +239,7 @@ impl Network {
             let nic = Arc::clone(nic);
             let opening = Endpoint::opening(async move {
                 nic.add(addr);
-                Ok(Device::open(nic).await?)
+                Ok(Device::open(nic.provider()).await?)
             });
             return opening.resolver(Arc::<Hosts>::clone(&self.hosts));
         }
@@ -274,7 +268,7 @@ impl Network {
         #[cfg(feature = "rdma")]
         if let Some(nic) = &self.nic {
             nic.add(addr);
-            return Ok(Arc::<nic::OneNic>::clone(nic));
+            return Ok(nic.provider());
         }
         Ok(self.hca(addr)?)
     }

@@ -11,11 +11,11 @@ mod depths;
 mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
-#[path = "../rc/hands.rs"]
-mod hands;
 mod fences;
 #[path = "../rc/gone.rs"]
 mod gone;
+#[path = "../rc/hands.rs"]
+mod hands;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]

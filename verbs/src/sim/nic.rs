@@ -1,15 +1,15 @@
 //! A network on one RDMA NIC: all hosts of the process share it.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use hca_rdma::{Nic, OpenError, RdmaCore};
-use verbs_core::provider::{Provider, Vouch};
+use verbs_core::filter::Rename;
+use verbs_core::provider::Provider;
 use verbs_core::sync::Arc;
-use verbs_core::timer::Timer;
-use verbs_core::{AnyCommand, Gid, Lid, ProviderAttr, RequestId};
+use verbs_core::{Gid, Lid};
 
-use super::{Hosts, vouch};
+use super::Hosts;
 
 /// The NIC's port on which hosts are.
 const PORT: u8 = 1;
@@ -51,41 +51,14 @@ impl OneNic {
         }
     }
 
-    fn rename(&self, address: &mut SocketAddr) {
-        if self.hosts.has(address.ip()) {
-            address.set_ip(self.address);
-        }
-    }
-}
-
-impl Provider for OneNic {
-    fn issue(&self, mut command: AnyCommand<'_>) {
-        match &mut command {
-            AnyCommand::BindCm(bind) => self.rename(&mut bind.args_mut().local),
-            AnyCommand::ConnectCm(connect) => self.rename(&mut connect.args_mut().remote),
-            _ => {}
-        }
-        self.nic.issue(command);
-    }
-
-    fn cancel(&self, id: RequestId) {
-        self.nic.cancel(id);
-    }
-
-    fn query_provider(&self, port: u8) -> ProviderAttr {
-        self.nic.query_provider(port)
-    }
-
-    fn seed(&self) -> Option<u64> {
-        self.nic.seed()
-    }
-
-    fn vouch(&self) -> Option<Vouch> {
-        vouch::over(self, &*self.nic)
-    }
-
-    fn timer(&self) -> Option<Arc<dyn Timer>> {
-        self.nic.timer()
+    /// What devices are opened on.
+    pub(super) fn provider(self: &Arc<Self>) -> Arc<dyn Provider> {
+        let this = Arc::clone(self);
+        Arc::new(Rename::new(Arc::clone(&self.nic) as _, move |address| {
+            if this.hosts.has(address.ip()) {
+                address.set_ip(this.address);
+            }
+        }))
     }
 }
 

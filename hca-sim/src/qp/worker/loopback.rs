@@ -124,13 +124,26 @@ fn step(
             }
             drop(pin);
             qp.note(&direct, done, effects);
-            if fault.at_responder {
-                effects.refused(&direct, &fault);
-            }
-            flush::end_in_error(qp, machine, wr.wr_id, at, &fault, effects);
-            Next::Stop
+            end(qp, machine, &direct, wr.wr_id, at, &fault, effects)
         }
     }
+}
+
+/// Ends a work request in error, at both ends if the responder saw it.
+fn end(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    direct: &DirectPath,
+    wr_id: u64,
+    at: u32,
+    fault: &MessageFault,
+    effects: &mut Effects,
+) -> Next {
+    if fault.at_responder {
+        effects.refused(direct, fault);
+    }
+    flush::end_in_error(qp, machine, wr_id, at, fault, effects);
+    Next::Stop
 }
 
 /// A work request that needs no peer.

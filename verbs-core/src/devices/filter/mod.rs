@@ -10,10 +10,12 @@
 //! Filters stack in any order: `Trace::new(Arc::new(Fault::new(hca)))`.
 
 mod fault;
+mod rename;
 mod trace;
 
 #[cfg(all(test, not(verbs_loom)))]
 mod tests;
 
 pub use fault::{Fault, FaultAction, Until};
+pub use rename::Rename;
 pub use trace::Trace;

@@ -44,8 +44,9 @@ impl Vouch {
 
     /// As [`Vouch::over`], for the filters of this crate.
     pub(crate) fn over_own<P: Provider>(filter: &P, inner: &dyn Provider) -> Option<Self> {
-        // SAFETY: `Trace` looks at what kind of command goes by and what it ends with; a command that `Fault` does not
-        // pass on is refused, dropped or kept whole. Neither looks at memory, and there is no other caller.
+        // SAFETY: `Trace` looks at what kind of command goes by and what it ends with, `Rename` at addresses of
+        // connections; a command that `Fault` does not pass on is refused, dropped or kept whole. None of them looks at
+        // memory, and there is no other caller.
         unsafe { Self::over(filter, inner) }
     }
 

@@ -1,0 +1,83 @@
+//! A filter that changes addresses.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::command::{AnyCommand, RequestId};
+use crate::extension::ExtensionInfo;
+use crate::host::HostPorts;
+use crate::mad::{MadArrival, MadBytes, MadVerdict};
+use crate::provider::{Provider, Vouch};
+use crate::provider_attr::ProviderAttr;
+use crate::sync::Arc;
+use crate::timer::Timer;
+
+type Change = dyn Fn(&mut SocketAddr) + Send + Sync;
+
+/// Changes the addresses that connections are bound and made to, by the verbs of connections.
+///
+/// The change is called within `issue`, under NoBlock.
+pub struct Rename {
+    inner: Arc<dyn Provider>,
+    change: Box<Change>,
+}
+
+impl Rename {
+    /// Changes addresses on their way to `inner`.
+    pub fn new(
+        inner: Arc<dyn Provider>,
+        change: impl Fn(&mut SocketAddr) + Send + Sync + 'static,
+    ) -> Self {
+        let change = Box::new(change);
+        Self { inner, change }
+    }
+}
+
+impl fmt::Debug for Rename {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rename").finish_non_exhaustive()
+    }
+}
+
+impl Provider for Rename {
+    fn issue(&self, mut command: AnyCommand<'_>) {
+        match &mut command {
+            AnyCommand::BindCm(bind) => (self.change)(&mut bind.args_mut().local),
+            AnyCommand::ConnectCm(connect) => (self.change)(&mut connect.args_mut().remote),
+            _ => {}
+        }
+        self.inner.issue(command);
+    }
+
+    fn cancel(&self, id: RequestId) {
+        self.inner.cancel(id);
+    }
+
+    fn extensions(&self) -> &[ExtensionInfo] {
+        self.inner.extensions()
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.inner.process_mad(incoming, reply)
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.inner.query_provider(port)
+    }
+
+    fn seed(&self) -> Option<u64> {
+        self.inner.seed()
+    }
+
+    fn vouch(&self) -> Option<Vouch> {
+        Vouch::over_own(self, &*self.inner)
+    }
+
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        self.inner.timer()
+    }
+
+    fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
+        self.inner.host_ports()
+    }
+}
