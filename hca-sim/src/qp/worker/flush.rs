@@ -57,6 +57,11 @@ fn complete_send(
 /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a completion queue
 /// is changing hands and will call.
 pub(super) fn flush(qp: &Arc<QueuePair>, machine: &mut WorkerState, effects: &mut Effects) -> bool {
+    if let Some(ending) = machine.ending
+        && !end_first(qp, machine, ending, effects)
+    {
+        return false;
+    }
     if !flush_sends(qp, machine, effects) || !flush_abandoned(qp, effects) {
         return false;
     }
@@ -92,18 +97,35 @@ pub(super) fn flush_sends(
         let mut scratch = Scratch::default();
         while let Some(at) = sends.next() {
             let wr_id = sends.read(at, &mut scratch).wr_id;
-            let ending = machine.ending.filter(|&(of, _)| of == at);
-            let cqe = ending.map_or_else(
-                || flushed(qp, wr_id),
-                |(_, fault)| Cqe::failure(wr_id, qp.qpn, fault.status, fault.vendor_err),
-            );
-            if !complete_send(qp, sends, at, &cqe, effects) {
+            if !complete_send(qp, sends, at, &flushed(qp, wr_id), effects) {
                 return false;
             }
-            machine.ending = None;
             sends.executed(at);
         }
     }
+    true
+}
+
+/// Completes a work request that was about to end with an error of its own, if it has not ended. `false` as in `flush`.
+#[cold]
+#[inline(never)]
+fn end_first(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    (at, fault): (u32, MessageFault),
+    effects: &mut Effects,
+) -> bool {
+    if let Some(sends) = qp.send_ring()
+        && sends.next() == Some(at)
+    {
+        let wr_id = sends.read(at, &mut Scratch::default()).wr_id;
+        let cqe = Cqe::failure(wr_id, qp.qpn, fault.status, fault.vendor_err);
+        if !complete_send(qp, sends, at, &cqe, effects) {
+            return false;
+        }
+        sends.executed(at);
+    }
+    machine.ending = None;
     true
 }
 
