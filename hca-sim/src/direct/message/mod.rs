@@ -133,7 +133,7 @@ impl MessageFault {
     }
 
     /// The responder answered with a NAK.
-    const fn nak(status: WcStatus, vendor_err: u32) -> Self {
+    pub(crate) const fn nak(status: WcStatus, vendor_err: u32) -> Self {
         Self {
             status,
             vendor_err,

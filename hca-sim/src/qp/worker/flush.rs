@@ -8,7 +8,7 @@ use crate::direct::message::MessageFault;
 use crate::effects::Effects;
 use crate::qp::QueuePair;
 use crate::qp::stats;
-use crate::qp::worker::WorkerState;
+use crate::qp::worker::{Oldest, WorkerState};
 use crate::queue::cq::{CqRing, Cqe, Overrun, Pushed, Way};
 use crate::queue::send::{Scratch, SendRing};
 use crate::transport::Told;
@@ -27,7 +27,11 @@ pub(super) fn end_in_error(
     };
     let cqe = Cqe::failure(wr_id, qp.qpn, fault.status, fault.vendor_err);
     if !complete_send(qp, sends, at, &cqe, effects) {
-        machine.ending = Some((at, *fault));
+        machine.oldest = Oldest::Ends {
+            status: fault.status,
+            at_responder: fault.at_responder,
+            why: fault.vendor_err,
+        };
         return;
     }
     let counters = &qp.port.counters;
@@ -36,7 +40,7 @@ pub(super) fn end_in_error(
         false => counters.local_errors.up(),
     }
     stats::record(qp, Told::empty(), Some(fault.status), effects);
-    (machine.failed, machine.ending) = (Some(at), None);
+    machine.oldest = Oldest::Failed(at);
     effects.rare().fail.push(qp.events());
 }
 
@@ -57,8 +61,8 @@ fn complete_send(
 /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a completion queue
 /// is changing hands and will call.
 pub(super) fn flush(qp: &Arc<QueuePair>, machine: &mut WorkerState, effects: &mut Effects) -> bool {
-    if let Some(ending) = machine.ending
-        && !end_first(qp, machine, ending, effects)
+    if let Oldest::Ends { status, why, .. } = machine.oldest
+        && !end_first(qp, machine, (status, why), effects)
     {
         return false;
     }
@@ -91,7 +95,8 @@ pub(super) fn flush_sends(
     effects: &mut Effects,
 ) -> bool {
     if let Some(sends) = qp.send_ring() {
-        if let Some(completed) = machine.failed.take() {
+        if let Oldest::Failed(completed) = machine.oldest {
+            machine.oldest = Oldest::Open;
             sends.executed(completed);
         }
         let mut scratch = Scratch::default();
@@ -112,20 +117,20 @@ pub(super) fn flush_sends(
 fn end_first(
     qp: &Arc<QueuePair>,
     machine: &mut WorkerState,
-    (at, fault): (u32, MessageFault),
+    (status, why): (WcStatus, u32),
     effects: &mut Effects,
 ) -> bool {
     if let Some(sends) = qp.send_ring()
-        && sends.next() == Some(at)
+        && let Some(at) = sends.next()
     {
         let wr_id = sends.read(at, &mut Scratch::default()).wr_id;
-        let cqe = Cqe::failure(wr_id, qp.qpn, fault.status, fault.vendor_err);
+        let cqe = Cqe::failure(wr_id, qp.qpn, status, why);
         if !complete_send(qp, sends, at, &cqe, effects) {
             return false;
         }
         sends.executed(at);
     }
-    machine.ending = None;
+    machine.oldest = Oldest::Open;
     true
 }
 

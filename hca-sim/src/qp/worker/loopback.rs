@@ -13,8 +13,8 @@ use crate::direct::path::DirectPath;
 use crate::effects::Effects;
 use crate::engine::Due;
 use crate::qp::QueuePair;
-use crate::qp::worker::WorkerState;
 use crate::qp::worker::flush;
+use crate::qp::worker::{Oldest, WorkerState};
 use crate::qp::{pairing, stats};
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::{Cqe, note};
@@ -41,7 +41,7 @@ pub(super) fn run(
         return;
     };
     while let Some(at) = sends.next()
-        && machine.failed.is_none()
+        && !matches!(machine.oldest, Oldest::Failed(_))
     {
         let kicked = qp.worker.kicked.swap(false, AcqRel);
         let now = qp.port.engine.now();
@@ -69,7 +69,7 @@ fn step(
 ) -> Next {
     let mut scratch = Scratch::default();
     let wr = sends.read(at, &mut scratch);
-    if let Some((_, fault)) = machine.ending.filter(|&(of, _)| of == at) {
+    if let Some(fault) = fault_that_waits(machine) {
         flush::end_in_error(qp, machine, wr.wr_id, at, &fault, effects);
         return Next::Stop;
     }
@@ -127,6 +127,22 @@ fn step(
             end(qp, machine, &direct, wr.wr_id, at, &fault, effects)
         }
     }
+}
+
+/// The error of the oldest work request, if it could not be told yet.
+fn fault_that_waits(machine: &WorkerState) -> Option<MessageFault> {
+    let Oldest::Ends {
+        status,
+        at_responder,
+        why,
+    } = machine.oldest
+    else {
+        return None;
+    };
+    Some(match at_responder {
+        true => MessageFault::nak(status, why),
+        false => MessageFault::local(status, why),
+    })
 }
 
 /// Ends a work request in error, at both ends if the responder saw it.

@@ -19,12 +19,12 @@ mod stream;
 mod timer;
 mod turn;
 
+use verbs_core::WcStatus;
 use verbs_core::combiner::Combiner;
 use verbs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
 use verbs_core::sync::{Mutex, OnceLock};
 
 use crate::clock::Instant;
-use crate::direct::message::MessageFault;
 use crate::port::ready::Mark;
 use crate::qp::worker::owes::Owes;
 use crate::qp::worker::packet_qp::PacketQp;
@@ -60,12 +60,26 @@ pub(crate) struct WorkerState {
     /// What is left of the retries of the oldest work request; `None` before the first.
     rnr_left: Option<u8>,
     retries_left: Option<u8>,
-    /// The position of a work request that ended in error; the queue pair is about to go to ERR. The request stays in
+    oldest: Oldest,
+}
+
+/// How far an error of the oldest work request is.
+// As small as that: each queue pair has room for it.
+#[derive(Clone, Copy, Debug, Default)]
+enum Oldest {
+    /// There is none.
+    #[default]
+    Open,
+    /// It is to end like that when the completion queue has changed hands. The responder was told already, if it saw it, so
+    /// the work request cannot be tried again.
+    Ends {
+        status: WcStatus,
+        at_responder: bool,
+        why: u32,
+    },
+    /// The work request at that position has ended in error; the queue pair is about to go to ERR. The request stays in
     /// the ring until then, so that the poster does not take the ring for empty.
-    pub(crate) failed: Option<u32>,
-    /// The position of a work request that is to end like that, when the completion queue has changed hands. The responder
-    /// was told already, so it cannot be tried again.
-    ending: Option<(u32, MessageFault)>,
+    Failed(u32),
 }
 
 impl Worker {

@@ -12,8 +12,8 @@ use crate::engine::Due;
 use crate::port::ready::{Listed, Mark};
 use crate::qp::QueuePair;
 use crate::qp::stats;
-use crate::qp::worker::WorkerState;
 use crate::qp::worker::packet_qp::PacketQp;
+use crate::qp::worker::{Oldest, WorkerState};
 use crate::qp::worker::{flush, loopback, migration, stream};
 use crate::queue::base::events::WaitsForCq;
 use crate::queue::cq::CqRing;
@@ -130,8 +130,8 @@ impl QueuePair {
         named: Option<&Arc<SharedReceives>>,
         effects: &mut Effects,
     ) {
-        if events.failed.is_some() {
-            machine.failed = events.failed;
+        if let Some(at) = events.failed {
+            machine.oldest = Oldest::Failed(at);
         }
         exchange.failing |= events.fail;
         if events.migrate {

@@ -180,6 +180,9 @@ mod tests {
         ends.store(true, Relaxed);
         thread.thread().unpark();
         thread.join().unwrap();
-        assert_eq!(other.has_run(), None, "it has ended");
+        // The system wakes who joins before the thread is quite gone.
+        while other.has_run().is_some() {
+            thread::yield_now();
+        }
     }
 }
