@@ -20,9 +20,9 @@ fn an_error_is_kept_while_the_queue_changes_hands() {
         assert_eq!(statuses(&mut b.recv_cq), [(1, WcStatus::Success)]);
         b.qp.post_recv(Recv::new(3).into(b.mr.slice(0..8))).unwrap();
         let mut a = thread::spawn(move || {
-            let mut nobody = b.mr.remote(0);
-            nobody.rkey = RKey::new(nobody.rkey.value() ^ 0x55);
-            let write = Write::new(9, nobody).from(a.mr.slice(0..8)).signaled();
+            let mut wrong = b.mr.remote(0);
+            wrong.rkey = RKey::new(wrong.rkey.value() ^ 0x55);
+            let write = Write::new(9, wrong).from(a.mr.slice(0..8)).signaled();
             a.qp.post_send(write).unwrap();
             a
         })

@@ -11,7 +11,8 @@ use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::{AcqRel, Release};
 use verbs_core::{
-    BatchError, Dest, Payload, PostCode, PostError, QpType, Qpn, Remote, SendFlags, SendOp, SendWr,
+    BatchError, Dest, Payload, PostError, QpType, Qpn, RawSendQueue, Remote, SendFlags, SendOp,
+    SendWr,
 };
 
 use crate::direct::message::{Done, Message, MessageOutcome};
@@ -203,24 +204,6 @@ impl SendPoster {
             *posted += 1;
         }
         Ok(())
-    }
-
-    /// As [`SendPoster::post_any`], for the short paths: a work request in its parts.
-    #[inline(never)]
-    fn post_parts(
-        &mut self,
-        wr_id: u64,
-        op: SendOp,
-        flags: SendFlags,
-        payload: Payload<'_>,
-    ) -> Result<(), PostCode> {
-        Ok(self.post_any(&SendWr {
-            wr_id,
-            op,
-            flags,
-            payload,
-            dest: Dest::Peer,
-        })?)
     }
 
     /// Finds out whether anything can be posted, and how many may take the short path.
@@ -474,6 +457,13 @@ fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {
         return Err(PostError::AtomicAlignment);
     }
     Ok(())
+}
+
+/// Without the short paths, which belong to [`Poster`].
+impl RawSendQueue for SendPoster {
+    fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.post_any(wr)
+    }
 }
 
 impl fmt::Debug for SendPoster {

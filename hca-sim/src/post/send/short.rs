@@ -8,7 +8,7 @@ use std::hint::cold_path;
 
 use verbs_core::mem::{Pin, Window, pin, pin_at_once};
 use verbs_core::slab_alloc::SlabArc;
-use verbs_core::{PostCode, SendFlags};
+use verbs_core::{PostCode, RawSendQueue, SendFlags};
 
 use super::SendPoster;
 use super::ends::{CqeSlots, Far, Near, ShortWr, Single, Watched};

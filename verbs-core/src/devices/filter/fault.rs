@@ -4,17 +4,12 @@ use std::fmt;
 
 use crate::command::{AnyCommand, Kind, PendingCommand, RequestId};
 use crate::error::Error;
-use crate::extension::ExtensionInfo;
-use crate::host::HostPorts;
-use crate::mad::{MadArrival, MadBytes, MadVerdict};
-use crate::provider::{Done, Frame, Hook, Provider, Vouch};
-use crate::provider_attr::ProviderAttr;
+use crate::provider::{Done, Frame, Hook, Provider};
 use crate::sync::atomic::{
     AtomicUsize,
     Ordering::{Acquire, Release},
 };
 use crate::sync::{Arc, Mutex};
-use crate::timer::Timer;
 
 /// What happens to a verb instead of what should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,33 +230,7 @@ impl Provider for Fault {
         }
     }
 
-    fn extensions(&self) -> &[ExtensionInfo] {
-        self.inner.extensions()
-    }
-
-    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
-        self.inner.process_mad(incoming, reply)
-    }
-
-    fn query_provider(&self, port: u8) -> ProviderAttr {
-        self.inner.query_provider(port)
-    }
-
-    fn seed(&self) -> Option<u64> {
-        self.inner.seed()
-    }
-
-    fn vouch(&self) -> Option<Vouch> {
-        Vouch::over_own(self, &*self.inner)
-    }
-
-    fn timer(&self) -> Option<Arc<dyn Timer>> {
-        self.inner.timer()
-    }
-
-    fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
-        self.inner.host_ports()
-    }
+    passes_on!(inner);
 }
 
 /// Makes a failure of whatever the device answers.

@@ -9,6 +9,43 @@
 //!
 //! Filters stack in any order: `Trace::new(Arc::new(Fault::new(hca)))`.
 
+/// What the filters of this folder leave to the provider behind them, which is in that field: all but commands.
+macro_rules! passes_on {
+    ($inner:ident) => {
+        fn extensions(&self) -> &[crate::extension::ExtensionInfo] {
+            self.$inner.extensions()
+        }
+
+        fn process_mad(
+            &self,
+            incoming: &crate::mad::MadArrival<'_>,
+            reply: &mut crate::mad::MadBytes,
+        ) -> crate::mad::MadVerdict {
+            self.$inner.process_mad(incoming, reply)
+        }
+
+        fn query_provider(&self, port: u8) -> crate::provider_attr::ProviderAttr {
+            self.$inner.query_provider(port)
+        }
+
+        fn seed(&self) -> Option<u64> {
+            self.$inner.seed()
+        }
+
+        fn vouch(&self) -> Option<crate::provider::Vouch> {
+            crate::provider::Vouch::over_own(self, &*self.$inner)
+        }
+
+        fn timer(&self) -> Option<crate::sync::Arc<dyn crate::timer::Timer>> {
+            self.$inner.timer()
+        }
+
+        fn host_ports(&self) -> Option<crate::sync::Arc<dyn crate::host::HostPorts>> {
+            self.$inner.host_ports()
+        }
+    };
+}
+
 mod fault;
 mod rename;
 mod trace;

@@ -4,13 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use crate::command::{AnyCommand, RequestId};
-use crate::extension::ExtensionInfo;
-use crate::host::HostPorts;
-use crate::mad::{MadArrival, MadBytes, MadVerdict};
-use crate::provider::{Provider, Vouch};
-use crate::provider_attr::ProviderAttr;
+use crate::provider::Provider;
 use crate::sync::Arc;
-use crate::timer::Timer;
 
 type Change = dyn Fn(&mut SocketAddr) + Send + Sync;
 
@@ -53,31 +48,5 @@ impl Provider for Rename {
         self.inner.cancel(id);
     }
 
-    fn extensions(&self) -> &[ExtensionInfo] {
-        self.inner.extensions()
-    }
-
-    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
-        self.inner.process_mad(incoming, reply)
-    }
-
-    fn query_provider(&self, port: u8) -> ProviderAttr {
-        self.inner.query_provider(port)
-    }
-
-    fn seed(&self) -> Option<u64> {
-        self.inner.seed()
-    }
-
-    fn vouch(&self) -> Option<Vouch> {
-        Vouch::over_own(self, &*self.inner)
-    }
-
-    fn timer(&self) -> Option<Arc<dyn Timer>> {
-        self.inner.timer()
-    }
-
-    fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
-        self.inner.host_ports()
-    }
+    passes_on!(inner);
 }

@@ -3,9 +3,9 @@
 //! # Why a vouch is a provider's own
 //!
 //! [`Vouch::new`] and [`Vouch::over`] are unsafe, and nothing else makes one. Safe code can pass one on that it was given, as
-//! a filter does that hands its question to the provider behind it; so a vouch names whom it is for, by address and by
-//! type, and counts for nobody else ([`Vouch::is_given`]). The type tells a provider from one that it is a field of. The
-//! provider is borrowed while it is asked, so its address is no other's.
+//! a filter does that hands its question to the provider behind it; so a vouch names its provider by address and type, and
+//! counts only when that provider returns it ([`Vouch::is_given`]). A filter and the provider in its first field can have one
+//! address, but not one type. The provider is borrowed while it is asked, so no other of its type has its address then.
 
 use std::any::{Any, TypeId};
 use std::ptr;
@@ -14,11 +14,11 @@ use super::Provider;
 
 /// A provider's word that it keeps to what CONTRACT.md says of registered memory: that it reads and writes it only for
 /// work requests that are posted and have not completed, or for peers that name a key with the right for it; that it
-/// grants no rights that nobody asked for; that its completion queues report a work request once, when the memory is no longer
-/// reached; and that whatever it hands out does the same: objects, queues, memory that it has seen.
+/// grants only rights that were asked for; that its completion queues report a work request once, when it no longer reaches the
+/// memory; and that whatever it hands out does the same: objects, queues, memory that it has seen.
 ///
-/// Whoever lends registered memory as slices relies on it ([`Device::is_vouched`](crate::Device::is_vouched)). A provider
-/// that does not vouch can be used for everything else, and needs no unsafe code.
+/// Code that lends registered memory as slices asks for it first ([`Device::is_vouched`](crate::Device::is_vouched)). A
+/// provider that does not vouch can be used for everything else, and needs no unsafe code.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Vouch {
     addr: usize,

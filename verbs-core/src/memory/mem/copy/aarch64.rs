@@ -4,64 +4,6 @@ use std::arch::asm;
 
 use super::guard::Unmapped;
 
-/// A block whose fault ends the function with [`Unmapped`]. Its table entry ([`super::guard`]): the block, and where to
-/// go on after a fault in it. Without a fault this costs nothing.
-macro_rules! guarded {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!(
-            "2:", $($line,)+ "3:",
-            ".pushsection verbs_guard,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long 3b - .",
-            ".long {fault} - .",
-            ".popsection",
-            fault = label { return Err(Unmapped::taken()) },
-            $($operands)*
-        )
-    };
-}
-
-/// A block without a guard: a fault in it ends the process.
-macro_rules! plain {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!($($line,)+ $($operands)*)
-    };
-}
-
-/// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
-/// says so.
-macro_rules! checked {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!(
-            "2:", $($line,)+ "3:",
-            ".pushsection verbs_guard,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long 3b - .",
-            ".long 3b - .",
-            ".popsection",
-            $($operands)*
-        )
-    };
-}
-
-/// A call of a function that saves nothing, whose fault ends the function: where it returns to goes into the table.
-macro_rules! called {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!(
-            $($line,)+ "2:",
-            ".pushsection verbs_guard_calls,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long {fault} - .",
-            ".popsection",
-            fault = label { return Err(Unmapped::taken()) },
-            $($operands)*
-        )
-    };
-}
-
 /// A word by that kind of block.
 macro_rules! word {
     ($block:ident, $d:ident, $s:ident) => {
@@ -76,9 +18,11 @@ macro_rules! word {
     };
 }
 
-/// Up to 64 bytes by that kind of block, all loads before all stores, as on x86_64. `s_end` and `d_end` are behind them.
+/// Up to 64 bytes by that kind of block, all loads before all stores, as on x86_64.
 macro_rules! small {
-    ($block:ident, $d:ident, $s:ident, $n:ident, $s_end:ident, $d_end:ident) => {
+    ($block:ident, $d:ident, $s:ident, $n:ident) => {{
+        // Only used to form addresses below; wrapping arithmetic needs no promise.
+        let (s_end, d_end) = ($s.wrapping_add($n), $d.wrapping_add($n));
         match $n {
             0 => {}
             1..4 => $block!(
@@ -91,7 +35,7 @@ macro_rules! small {
                     "strb {c:w}, [{de}, #-1]",
                 ]
                 a = out(reg) _, b = out(reg) _, c = out(reg) _,
-                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) s_end, de = in(reg) d_end,
                 h = in(reg) $n / 2,
                 options(nostack, preserves_flags)
             ),
@@ -103,7 +47,7 @@ macro_rules! small {
                     "stur {b:w}, [{de}, #-4]",
                 ]
                 a = out(reg) _, b = out(reg) _,
-                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) s_end, de = in(reg) d_end,
                 options(nostack, preserves_flags)
             ),
             8..16 => $block!(
@@ -114,7 +58,7 @@ macro_rules! small {
                     "stur {b}, [{de}, #-8]",
                 ]
                 a = out(reg) _, b = out(reg) _,
-                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) s_end, de = in(reg) d_end,
                 options(nostack, preserves_flags)
             ),
             16..32 => $block!(
@@ -125,7 +69,7 @@ macro_rules! small {
                     "stur {b:q}, [{de}, #-16]",
                 ]
                 a = out(vreg) _, b = out(vreg) _,
-                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) s_end, de = in(reg) d_end,
                 options(nostack, preserves_flags)
             ),
             _ => $block!(
@@ -136,53 +80,11 @@ macro_rules! small {
                     "stp {c:q}, {e:q}, [{de}, #-32]",
                 ]
                 a = out(vreg) _, b = out(vreg) _, c = out(vreg) _, e = out(vreg) _,
-                s = in(reg) $s, d = in(reg) $d, se = in(reg) $s_end, de = in(reg) $d_end,
+                s = in(reg) $s, d = in(reg) $d, se = in(reg) s_end, de = in(reg) d_end,
                 options(nostack, preserves_flags)
             ),
         }
-    };
-}
-
-/// # Safety
-/// 8 bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
-    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
-    unsafe {
-        word!(guarded, d, s);
-    }
-    Ok(())
-}
-
-/// # Safety
-/// 8 bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_8_plain(d: *mut u8, s: *const u8) {
-    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
-    unsafe {
-        word!(plain, d, s);
-    }
-}
-
-/// # Safety
-/// `n <= 64` bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
-    // Only used to form addresses below; wrapping arithmetic needs no promise.
-    let (s_end, d_end) = (s.wrapping_add(n), d.wrapping_add(n));
-    // SAFETY: as on x86_64: every operand is within the `n` bytes that the caller vouches for.
-    unsafe { small!(guarded, d, s, n, s_end, d_end) }
-    Ok(())
-}
-
-/// # Safety
-/// `n <= 64` bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_small_plain(d: *mut u8, s: *const u8, n: usize) {
-    // Only used to form addresses below; wrapping arithmetic needs no promise.
-    let (s_end, d_end) = (s.wrapping_add(n), d.wrapping_add(n));
-    // SAFETY: as on x86_64: every operand is within the `n` bytes that the caller vouches for.
-    unsafe { small!(plain, d, s, n, s_end, d_end) }
+    }};
 }
 
 /// # Safety

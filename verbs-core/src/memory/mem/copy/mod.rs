@@ -39,8 +39,8 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) -> Res
     // SAFETY: the caller's promise covers the `len` bytes on both sides, and each arm accesses exactly those.
     unsafe {
         match len {
-            8 => machine::move_8(d, s),
-            0..=SHORT => machine::move_small(d, s, len),
+            8 => short::move_8(d, s),
+            0..=SHORT => short::move_small(d, s, len),
             _ => machine::call_library(d, s, len),
         }
     }
@@ -70,8 +70,8 @@ pub(super) unsafe fn copy_short(
     // SAFETY: the caller's promise covers the `len` bytes on both sides.
     unsafe {
         match len {
-            8 => machine::move_8(dst.as_ptr(), src.as_ptr()),
-            0..=SHORT => machine::move_small(dst.as_ptr(), src.as_ptr(), len),
+            8 => short::move_8(dst.as_ptr(), src.as_ptr()),
+            0..=SHORT => short::move_small(dst.as_ptr(), src.as_ptr(), len),
             _ => Ok(()),
         }
     }
@@ -100,8 +100,8 @@ pub(super) unsafe fn copy_short_unguarded(dst: NonNull<u8>, src: NonNull<u8>, le
     // SAFETY: the caller's promise covers the `len` bytes on both sides.
     unsafe {
         match len {
-            8 => machine::move_8_plain(dst.as_ptr(), src.as_ptr()),
-            0..=SHORT => machine::move_small_plain(dst.as_ptr(), src.as_ptr(), len),
+            8 => short::move_8_plain(dst.as_ptr(), src.as_ptr()),
+            0..=SHORT => short::move_small_plain(dst.as_ptr(), src.as_ptr(), len),
             _ => {}
         }
     }
@@ -160,13 +160,29 @@ unsafe fn copy_by_byte(dst: NonNull<u8>, src: NonNull<u8>, len: usize) {
     }
 }
 
+// Each uses the macros of those before it.
+#[cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(any(miri, verbs_loom))
+))]
+#[macro_use]
+mod blocks;
+
 #[cfg(all(target_arch = "x86_64", not(any(miri, verbs_loom))))]
+#[macro_use]
 #[path = "x86_64.rs"]
 mod machine;
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, verbs_loom))))]
+#[macro_use]
 #[path = "aarch64.rs"]
 mod machine;
+
+#[cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(any(miri, verbs_loom))
+))]
+mod short;
 
 #[cfg(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),

@@ -4,64 +4,6 @@ use std::arch::asm;
 
 use super::guard::Unmapped;
 
-/// A block whose fault ends the function with [`Unmapped`]. Its table entry ([`super::guard`]): the block, and where to
-/// go on after a fault in it. Without a fault this costs nothing.
-macro_rules! guarded {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!(
-            "2:", $($line,)+ "3:",
-            ".pushsection verbs_guard,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long 3b - .",
-            ".long {fault} - .",
-            ".popsection",
-            fault = label { return Err(Unmapped::taken()) },
-            $($operands)*
-        )
-    };
-}
-
-/// A block without a guard: a fault in it ends the process.
-macro_rules! plain {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!($($line,)+ $($operands)*)
-    };
-}
-
-/// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
-/// says so.
-macro_rules! checked {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!(
-            "2:", $($line,)+ "3:",
-            ".pushsection verbs_guard,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long 3b - .",
-            ".long 3b - .",
-            ".popsection",
-            $($operands)*
-        )
-    };
-}
-
-/// A call of a function that saves nothing, whose fault ends the function: where it returns to goes into the table.
-macro_rules! called {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!(
-            $($line,)+ "2:",
-            ".pushsection verbs_guard_calls,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long {fault} - .",
-            ".popsection",
-            fault = label { return Err(Unmapped::taken()) },
-            $($operands)*
-        )
-    };
-}
-
 /// A word by that kind of block.
 macro_rules! word {
     ($block:ident, $d:ident, $s:ident) => {
@@ -143,48 +85,6 @@ macro_rules! small {
             ),
         }
     };
-}
-
-/// # Safety
-/// 8 bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
-    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
-    unsafe {
-        word!(guarded, d, s);
-    }
-    Ok(())
-}
-
-/// # Safety
-/// 8 bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_8_plain(d: *mut u8, s: *const u8) {
-    // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
-    unsafe {
-        word!(plain, d, s);
-    }
-}
-
-/// # Safety
-/// `n <= 64` bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
-    // SAFETY: every operand is between the first and the last byte of the `n` that the caller vouches for:
-    // the offsets from the front are at most half the arm's smallest `n`, and those from the back are counted
-    // down from `n`.
-    unsafe { small!(guarded, d, s, n) }
-    Ok(())
-}
-
-/// # Safety
-/// `n <= 64` bytes valid on both sides.
-#[inline(always)]
-pub(super) unsafe fn move_small_plain(d: *mut u8, s: *const u8, n: usize) {
-    // SAFETY: every operand is between the first and the last byte of the `n` that the caller vouches for:
-    // the offsets from the front are at most half the arm's smallest `n`, and those from the back are counted
-    // down from `n`.
-    unsafe { small!(plain, d, s, n) }
 }
 
 /// # Safety

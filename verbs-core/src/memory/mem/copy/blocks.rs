@@ -1,0 +1,60 @@
+//! Blocks of machine instructions with and without a guard, for every machine: each is in the tables of [`super::guard`] or ends
+//! the process by its fault.
+
+/// A block whose fault ends the function with [`Unmapped`]. Its table entry ([`super::guard`]): the block, and where to
+/// go on after a fault in it. Without a fault this costs nothing.
+macro_rules! guarded {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        asm!(
+            "2:", $($line,)+ "3:",
+            ".pushsection verbs_guard,\"aR\",@progbits",
+            ".balign 4",
+            ".long 2b - .",
+            ".long 3b - .",
+            ".long {fault} - .",
+            ".popsection",
+            fault = label { return Err(Unmapped::taken()) },
+            $($operands)*
+        )
+    };
+}
+
+/// A block without a guard: a fault in it ends the process.
+macro_rules! plain {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        asm!($($line,)+ $($operands)*)
+    };
+}
+
+/// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
+/// says so.
+macro_rules! checked {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        asm!(
+            "2:", $($line,)+ "3:",
+            ".pushsection verbs_guard,\"aR\",@progbits",
+            ".balign 4",
+            ".long 2b - .",
+            ".long 3b - .",
+            ".long 3b - .",
+            ".popsection",
+            $($operands)*
+        )
+    };
+}
+
+/// A call of a function that saves nothing, whose fault ends the function: where it returns to goes into the table.
+macro_rules! called {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        asm!(
+            $($line,)+ "2:",
+            ".pushsection verbs_guard_calls,\"aR\",@progbits",
+            ".balign 4",
+            ".long 2b - .",
+            ".long {fault} - .",
+            ".popsection",
+            fault = label { return Err(Unmapped::taken()) },
+            $($operands)*
+        )
+    };
+}
