@@ -5,12 +5,15 @@
 //! succeeds.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use hca_sim::Hca;
 use hca_sim::clock::VirtualClock;
 use hca_sim::command::{CommandConfig, CommandTime};
+use hca_sim::link::Udp;
 use verbs_core::testing::{Hold, Null, Subject};
 use verbs_core::{Error, ObjectKind};
 
@@ -101,6 +104,20 @@ fn slow() -> Subject {
     Subject::opened_by(move || hca.open()).step(move || {
         clock.step();
     })
+}
+
+/// RoCE, at an address that no other device has had.
+fn roce() -> Subject {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let address = IpAddr::V4(Ipv4Addr::new(127, 79, 16, NEXT.fetch_add(1, Relaxed)));
+    let link = Udp::bind(&[address]).expect("no other test has that address");
+    Subject::new(Hca::over(link).build()).address(address)
+}
+
+/// iWARP: its endpoints are bound to TCP ports that the system picks.
+fn iwarp() -> Subject {
+    let builder = Hca::iwarp(&[Ipv4Addr::LOCALHOST.into()]).expect("there are descriptors");
+    Subject::new(builder.build()).address(Ipv4Addr::LOCALHOST.into())
 }
 
 /// Makes the device under test.
@@ -202,7 +219,25 @@ fn depends(kind: ObjectKind, parent: ObjectKind) -> bool {
     }
 }
 
-fn print_row(name: &str, cells: [String; 4]) {
+/// The edges whose objects that provider does not have: endpoints are those of connections over streams, which have no
+/// datagrams and no extended reliable connections.
+fn absent(provider: &str) -> &'static [(ObjectKind, ObjectKind)] {
+    use ObjectKind::{Ah, CmEndpoint, Cq, Device, Mcast, Pd, Qp, Srq, Xrcd};
+    match provider {
+        "null" | "null, held" => &[],
+        "hca-sim, iWARP" => &[
+            (Pd, Ah),
+            (Qp, Mcast),
+            (Device, Xrcd),
+            (Xrcd, Srq),
+            (Xrcd, Qp),
+            (Cq, Srq),
+        ],
+        _ => &[(Device, CmEndpoint)],
+    }
+}
+
+fn print_row(name: &str, cells: [String; 6]) {
     let cells = cells.map(|cell| format!("  {cell:22}")).concat();
     println!("{name:28}{}", cells.trim_end());
 }
@@ -210,21 +245,22 @@ fn print_row(name: &str, cells: [String; 4]) {
 /// The table of refusals: kinds with counts, as the parent's first refusal named them.
 #[test]
 fn k10_every_edge_on_every_provider() {
-    let providers: [(&str, Make); 4] = [
+    let providers: [(&str, Make); 6] = [
         ("null", null),
         ("null, held", held),
         ("hca-sim", software),
         ("hca-sim, slow", slow),
+        ("hca-sim, RoCE", roce),
+        ("hca-sim, iWARP", iwarp),
     ];
     let names = providers.map(|(name, _)| name.to_owned());
     print_row("parent <- child", names);
     for &(parent, child, weight) in EDGES {
         let cells = providers.map(|(name, make)| {
-            let Some(holders) = edge(&make(), parent, child, weight) else {
-                assert!(
-                    name.starts_with("hca"),
-                    "the null provider has every object"
-                );
+            let holders = edge(&make(), parent, child, weight);
+            let is_absent = absent(name).contains(&(parent, child));
+            assert_eq!(holders.is_none(), is_absent, "{name}: {parent} <- {child}");
+            let Some(holders) = holders else {
                 return String::from("-");
             };
             let words: Vec<_> = holders
