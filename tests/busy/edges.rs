@@ -1,8 +1,4 @@
-//! The Busy matrix: every edge between a parent and the objects that hold it.
-//!
-//! For each edge: some children are made, the parent's destroy is refused with their kind and number, parent and
-//! children still work; the children are destroyed one by one, the parent's destroy refused in between; then it
-//! succeeds.
+//! The Busy matrix ([`verbs_core::testing::busy`]) on the null provider and on every transport of the software HCA.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,34 +10,9 @@ use hca_sim::Hca;
 use hca_sim::clock::VirtualClock;
 use hca_sim::command::{CommandConfig, CommandTime};
 use hca_sim::link::Udp;
+use verbs_core::ObjectKind;
+use verbs_core::testing::busy::{EDGES, Edge, Holders, Parents, of, refused, works};
 use verbs_core::testing::{Hold, Null, Subject};
-use verbs_core::{Error, ObjectKind};
-
-use crate::object::{Kept, Object, Parents, works};
-
-/// Children of the kind under test.
-const CHILDREN: u32 = 3;
-
-/// Every edge in the code, and how often one child of that kind holds the parent: a queue pair holds
-/// its completion queue once for sends and once for receives.
-const EDGES: &[(ObjectKind, ObjectKind, u32)] = &[
-    (ObjectKind::Device, ObjectKind::Pd, 1),
-    (ObjectKind::Device, ObjectKind::Cq, 1),
-    (ObjectKind::Pd, ObjectKind::Qp, 1),
-    (ObjectKind::Pd, ObjectKind::Srq, 1),
-    (ObjectKind::Pd, ObjectKind::Mr, 1),
-    (ObjectKind::Pd, ObjectKind::Ah, 1),
-    (ObjectKind::Cq, ObjectKind::Qp, 2),
-    (ObjectKind::Qp, ObjectKind::Mcast, 1),
-    (ObjectKind::Srq, ObjectKind::Qp, 1),
-    (ObjectKind::Device, ObjectKind::Xrcd, 1),
-    (ObjectKind::Xrcd, ObjectKind::Srq, 1),
-    (ObjectKind::Xrcd, ObjectKind::Qp, 1),
-    (ObjectKind::Cq, ObjectKind::Srq, 1),
-    (ObjectKind::Pd, ObjectKind::Mw, 1),
-    (ObjectKind::Pd, ObjectKind::FmrPool, 1),
-    (ObjectKind::Device, ObjectKind::CmEndpoint, 1),
-];
 
 /// Edges that are made and released on the data path, or with a connection, and the tests that cover them.
 const ELSEWHERE: &[(ObjectKind, ObjectKind, &str, &str)] = &[
@@ -123,102 +94,6 @@ fn iwarp() -> Subject {
 /// Makes the device under test.
 type Make = fn() -> Subject;
 
-/// The holders that prevent a destroy: kinds with counts.
-type Holders = Vec<(ObjectKind, u32)>;
-
-/// The holders of `parent` before any child was made.
-fn refused(subject: &Subject, parents: &mut Parents, kind: ObjectKind) -> Option<Holders> {
-    let parent = parents.take(kind)?;
-    match parent.destroy(subject) {
-        Ok(()) => None,
-        Err(Kept {
-            error,
-            busy,
-            object,
-        }) => {
-            assert_eq!(error, Error::Busy, "{kind}");
-            let object = object.expect("a refusal gives the handle back");
-            works(subject, &object);
-            parents.put(object);
-            let busy = busy.expect("Busy says who");
-            let kinds: Vec<_> = busy.kinds().collect();
-            assert_eq!(kinds.iter().map(|&(_, n)| n).sum::<u32>(), busy.total);
-            Some(kinds)
-        }
-    }
-}
-
-fn of(holders: &Holders, kind: ObjectKind) -> u32 {
-    holders
-        .iter()
-        .find(|&&(k, _)| k == kind)
-        .map_or(0, |&(_, n)| n)
-}
-
-/// One edge: the holders at first, or nothing if the provider has no such objects.
-fn edge(subject: &Subject, parent: ObjectKind, child: ObjectKind, weight: u32) -> Option<Holders> {
-    let mut parents = Parents::of(subject);
-    // One child stays until the end, so that the parent is never free by accident.
-    let last = parents.child(subject, parent, child)?;
-    let Some(before) = refused(subject, &mut parents, parent) else {
-        panic!("{parent} was destroyed under a {child}")
-    };
-    let base = of(&before, child);
-    let make = || parents.child(subject, parent, child).expect("as the first");
-    let mut children: Vec<Object> = (0..CHILDREN).map(|_| make()).collect();
-    let mut first = None;
-    for left in (0..=CHILDREN).rev() {
-        let now = refused(subject, &mut parents, parent).expect("children hold it");
-        assert_eq!(
-            of(&now, child),
-            base + left * weight,
-            "{parent} under {child}"
-        );
-        let others = |holders: &Holders| -> Holders {
-            holders
-                .iter()
-                .copied()
-                .filter(|&(kind, _)| kind != child)
-                .collect()
-        };
-        assert_eq!(others(&now), others(&before), "{parent}: other holders");
-        children.iter().for_each(|child| works(subject, child));
-        first.get_or_insert(now);
-        if let Some(child) = children.pop() {
-            child.destroy(subject).expect("children are free");
-        }
-    }
-    works(subject, &last);
-    last.destroy(subject).expect("children are free");
-    // Other users of the parent are destroyed first; then the parent's destroy succeeds.
-    let taken = parents.take(parent).expect("it was there all the time");
-    let order = [
-        ObjectKind::Qp,
-        ObjectKind::Srq,
-        ObjectKind::Xrcd,
-        ObjectKind::Cq,
-        ObjectKind::Pd,
-    ];
-    let free = |kind: ObjectKind| depends(kind, parent);
-    for kind in order.into_iter().filter(|&kind| free(kind)) {
-        if let Some(object) = parents.take(kind) {
-            object.destroy(subject).expect("no children are left");
-        }
-    }
-    taken.destroy(subject).expect("no children are left");
-    first
-}
-
-/// Whether an object of `kind`, as the parents of this test are made, holds `parent`.
-fn depends(kind: ObjectKind, parent: ObjectKind) -> bool {
-    match parent {
-        ObjectKind::Device => true,
-        ObjectKind::Pd => matches!(kind, ObjectKind::Qp | ObjectKind::Srq),
-        ObjectKind::Cq => kind == ObjectKind::Qp,
-        _ => false,
-    }
-}
-
 /// The edges whose objects that provider does not have: endpoints are those of connections over streams, which have no
 /// datagrams and no extended reliable connections.
 fn absent(provider: &str) -> &'static [(ObjectKind, ObjectKind)] {
@@ -255,9 +130,10 @@ fn k10_every_edge_on_every_provider() {
     ];
     let names = providers.map(|(name, _)| name.to_owned());
     print_row("parent <- child", names);
-    for &(parent, child, weight) in EDGES {
+    for &edge in EDGES {
+        let Edge { parent, child, .. } = edge;
         let cells = providers.map(|(name, make)| {
-            let holders = edge(&make(), parent, child, weight);
+            let holders = edge.check(&make());
             let is_absent = absent(name).contains(&(parent, child));
             assert_eq!(holders.is_none(), is_absent, "{name}: {parent} <- {child}");
             let Some(holders) = holders else {
@@ -297,7 +173,7 @@ fn the_table_has_every_edge() {
     }
     let table = EDGES
         .iter()
-        .map(|&(parent, child, n)| (parent as u8, child as u8, n));
+        .map(|edge| (edge.parent as u8, edge.child as u8, edge.holds));
     assert_eq!(found, table.collect());
 }
 
@@ -359,7 +235,7 @@ fn contract() -> BTreeSet<(u8, u8)> {
 /// Goal: what is tested is what the contract promises, edge by edge. Method: the table in its documentation.
 #[test]
 fn the_table_is_the_contracts() {
-    let here = EDGES.iter().map(|&(parent, child, _)| (parent, child));
+    let here = EDGES.iter().map(|edge| (edge.parent, edge.child));
     let elsewhere = ELSEWHERE.iter().map(|&(parent, child, ..)| (parent, child));
     let tested = here.chain(elsewhere);
     let tested: BTreeSet<_> = tested

@@ -4,6 +4,5 @@
 
 mod edges;
 mod model;
-mod object;
 mod order;
 mod program;

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
+use verbs_core::testing::busy::{Kept, Object, kept, memory};
 use verbs_core::testing::{GROUP, Hold, Null, Subject};
 use verbs_core::verb::VerbError;
 use verbs_core::{
-    Access, CancelHandle, Device, Error, Issued, Kind, Lid, ObjectKind, QpInit, Request, Verb,
+    Access, Av, CancelHandle, Device, Error, Issued, Kind, Lid, ObjectKind, QpInit, Request, Verb,
 };
 
 use crate::model::{DEVICE, End, Model, What, verb};
-use crate::object::{Kept, Object, av, kept, memory};
 
 /// One step of a program; numbers select among the objects that exist.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +143,7 @@ impl World {
                 self.issue_create(pd.register(memory(), Access::empty()), step, node)
             }
             (ObjectKind::Ah, Some(Object::Pd(pd)), ..) => {
-                self.issue_create(pd.create_ah(av()), step, node)
+                self.issue_create(pd.create_ah(Av::to_lid(1, Lid(1))), step, node)
             }
             (ObjectKind::Mcast, Some(Object::Qp(qp)), ..) => {
                 self.issue_create(qp.attach_mcast(GROUP, Lid(0xc000)), step, node)

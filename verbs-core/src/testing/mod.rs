@@ -1,6 +1,6 @@
 //! For the tests of providers and of protocols: a provider without hardware, one that holds commands
-//! back until the test lets them go, a table of all verbs, the [conformance suite](conformance), and the
-//! replay of fuzz corpora.
+//! back until the test lets them go, a table of all verbs, the [matrix of Busy edges](busy), the [conformance
+//! suite](conformance), and the replay of fuzz corpora.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -14,6 +14,7 @@
 //! ```
 
 mod any_request;
+pub mod busy;
 #[cfg(not(verbs_loom))]
 pub mod conformance;
 mod corpus;

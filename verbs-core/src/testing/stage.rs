@@ -218,7 +218,7 @@ fn pool() -> FmrPoolAttr {
 }
 
 /// Does not care what happens to an endpoint.
-struct Deaf;
+pub(super) struct Deaf;
 
 impl CmSink for Deaf {
     fn event(&self, _event: CmEvent) {}
@@ -234,7 +234,7 @@ fn row(kind: Kind) -> &'static Row {
 }
 
 /// The way to an address: on Ethernet to the port's own, as others may lead nowhere.
-fn way_to_itself(subject: &Subject, device: &Device) -> Av {
+pub(super) fn way_to_itself(subject: &Subject, device: &Device) -> Av {
     let port = subject.must(device.query_port(1));
     if port.link_layer == LinkLayer::InfiniBand {
         return Av::to_lid(1, Lid(1));

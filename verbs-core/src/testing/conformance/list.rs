@@ -21,6 +21,7 @@ macro_rules! __conformance_checks {
             }
             Objects {
                 k10_busy_changes_nothing
+                k10_every_edge
                 k11_requests_delay_a_destroy
                 k12_dropped_handles_leave_nothing
                 k12_when_idle_waits_for_the_children

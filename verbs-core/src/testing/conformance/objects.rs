@@ -7,7 +7,7 @@ use crate::command::Kind;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
-use crate::mem::{Access, Memory};
+use crate::mem::Access;
 use crate::mr::Mr;
 use crate::object::header::IfBusy;
 use crate::object::{Handle, ObjectKind, Refused, Target};
@@ -19,6 +19,7 @@ use crate::sync::atomic::{
 };
 use crate::sync::{Arc, Mutex};
 use crate::testing::Subject;
+use crate::testing::busy::{EDGES, memory};
 
 /// The objects that every provider has.
 struct Family {
@@ -30,10 +31,6 @@ struct Family {
 
 /// A region that peers may reach has a remote key as well.
 const KEYED: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ);
-
-fn memory() -> Memory {
-    Memory::alloc(64).expect("64 bytes can be had")
-}
 
 fn family(subject: &Subject, device: &Device) -> Family {
     let pd = subject.must(device.alloc_pd());
@@ -87,6 +84,12 @@ pub fn k10_busy_changes_nothing(make: Make<'_>) {
     subject.must(cq.destroy());
     subject.must(pd.dealloc());
     close(&subject, device);
+}
+
+/// Every object is Busy while another is made of it, for each kind of both that the provider has.
+pub fn k10_every_edge(make: Make<'_>) {
+    let checked = EDGES.iter().filter_map(|edge| edge.check(&make()));
+    assert!(checked.count() > 0, "no edge could be made");
 }
 
 /// Requests on an object that is destroyed complete before it, in place of making it Busy.

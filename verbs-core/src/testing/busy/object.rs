@@ -1,46 +1,62 @@
-//! Objects of any kind, made and destroyed by one test for all kinds.
+//! Objects of any kind, made and destroyed by one check for all kinds.
 
-use std::sync::Arc;
-
-use verbs_core::object::Handle;
-use verbs_core::testing::{GROUP, Subject};
-use verbs_core::{
-    Access, Ah, Av, Busy, CmEndpoint, CmEvent, CmSink, Cq, Device, Error, FastMr, FmrPool,
-    FmrPoolAttr, Lid, Mcast, Memory, Mr, Mw, ObjectKind, Pd, Qp, QpInit, QpType, Refused, Request,
-    Srq, Target, Verb, WindowType, Xrcd,
+use crate::object::Handle;
+use crate::sync::Arc;
+use crate::testing::stage::{Deaf, way_to_itself};
+use crate::testing::{GROUP, Subject};
+use crate::{
+    Access, Ah, Busy, CmEndpoint, Cq, Device, Error, FastMr, FmrPool, FmrPoolAttr, Lid, Mcast,
+    Memory, Mr, Mw, ObjectKind, Pd, Qp, QpInit, QpType, Refused, Request, Srq, Target, Verb,
+    WindowType, Xrcd,
 };
 
 /// Any object. Dropping it destroys it too.
 #[derive(Debug)]
-pub(crate) enum Object {
+pub enum Object {
+    /// A device.
     Device(Device),
+    /// A protection domain.
     Pd(Pd),
+    /// A completion queue.
     Cq(Cq),
+    /// A queue pair.
     Qp(Qp),
+    /// A shared receive queue.
     Srq(Srq),
+    /// A memory region.
     Mr(Mr),
+    /// An address handle.
     Ah(Ah),
+    /// A multicast attachment.
     Mcast(Mcast),
+    /// An XRC domain.
     Xrcd(Xrcd),
+    /// A region for fast registration.
     FastMr(FastMr),
+    /// A memory window.
     Mw(Mw),
+    /// A pool of FMRs.
     FmrPool(FmrPool),
+    /// An endpoint of connections.
     CmEndpoint(CmEndpoint),
 }
 
 /// A destroy that was refused.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) error: Error,
-    pub(crate) busy: Option<Busy>,
-    pub(crate) object: Option<Object>,
+pub struct Kept {
+    /// Why.
+    pub error: Error,
+    /// Its holders, if it is Busy.
+    pub busy: Option<Busy>,
+    /// The handle, if it came back.
+    pub object: Option<Object>,
 }
 
 macro_rules! objects {
     ($($Kind:ident $destroy:ident;)*) => {
         impl Object {
             /// Destroys it; a refusal returns it.
-            pub(crate) fn destroy(self, subject: &Subject) -> Result<(), Kept> {
+            pub fn destroy(self, subject: &Subject) -> Result<(), Kept> {
                 match self {
                     $(Self::$Kind(object) => subject.finish(object.$destroy()).map_err(kept)),*
                 }
@@ -71,7 +87,8 @@ objects! {
     CmEndpoint unbind;
 }
 
-pub(crate) fn kept<H: Handle + Into<Object>>(refused: Refused<H>) -> Kept {
+/// The refusal of one kind as that of any.
+pub fn kept<H: Handle + Into<Object>>(refused: Refused<H>) -> Kept {
     Kept {
         error: refused.error,
         busy: refused.busy,
@@ -79,30 +96,29 @@ pub(crate) fn kept<H: Handle + Into<Object>>(refused: Refused<H>) -> Kept {
     }
 }
 
-/// Ignores what happens to an endpoint.
-struct Deaf;
-
-impl CmSink for Deaf {
-    fn event(&self, _: CmEvent) {}
-}
-
-pub(crate) fn memory() -> Memory {
+/// Memory for a region of these tests.
+///
+/// # Panics
+/// If there is no memory.
+pub fn memory() -> Memory {
     Memory::alloc(64).expect("64 bytes can be had")
 }
 
-pub(crate) fn av() -> Av {
-    Av::to_lid(1, Lid(1))
-}
-
 /// The parents of objects: one of each kind that others need.
-#[derive(Default)]
-pub(crate) struct Parents {
-    pub(crate) mcast_qp: Option<Qp>,
-    pub(crate) srq: Option<Srq>,
-    pub(crate) xrcd: Option<Xrcd>,
-    pub(crate) cq: Option<Cq>,
-    pub(crate) pd: Option<Pd>,
-    pub(crate) device: Option<Device>,
+#[derive(Debug, Default)]
+pub struct Parents {
+    /// One for datagrams, which joins groups.
+    pub mcast_qp: Option<Qp>,
+    /// A shared receive queue.
+    pub srq: Option<Srq>,
+    /// An XRC domain.
+    pub xrcd: Option<Xrcd>,
+    /// A completion queue.
+    pub cq: Option<Cq>,
+    /// The protection domain of all.
+    pub pd: Option<Pd>,
+    /// The device of all.
+    pub device: Option<Device>,
 }
 
 fn must<T>(made: Option<&T>) -> &T {
@@ -111,7 +127,7 @@ fn must<T>(made: Option<&T>) -> &T {
 
 impl Parents {
     /// Everything that a child of any kind may need, as far as the provider has it.
-    pub(crate) fn of(subject: &Subject) -> Self {
+    pub fn of(subject: &Subject) -> Self {
         let device = subject.device();
         let pd = subject.must(device.alloc_pd());
         let cq = subject.must(device.create_cq(4));
@@ -130,12 +146,7 @@ impl Parents {
     }
 
     /// A child of that kind, using `parent` among others; `None` if the provider has none.
-    pub(crate) fn child(
-        &self,
-        subject: &Subject,
-        parent: ObjectKind,
-        kind: ObjectKind,
-    ) -> Option<Object> {
+    pub fn child(&self, subject: &Subject, parent: ObjectKind, kind: ObjectKind) -> Option<Object> {
         let (device, pd, cq) = (
             || must(self.device.as_ref()),
             || must(self.pd.as_ref()),
@@ -157,7 +168,10 @@ impl Parents {
                 let local = subject.local();
                 supported(subject, device().bind_cm(local, Arc::new(Deaf)))?.into()
             }
-            ObjectKind::Ah => supported(subject, pd().create_ah(av()))?.into(),
+            ObjectKind::Ah => {
+                let av = way_to_itself(subject, device());
+                supported(subject, pd().create_ah(av))?.into()
+            }
             ObjectKind::Srq if matches!(parent, ObjectKind::Xrcd | ObjectKind::Cq) => {
                 let xrcd = self.xrcd.as_ref()?;
                 supported(subject, pd().create_xrc_srq(xrcd, cq(), 4, 1))?.into()
@@ -184,13 +198,13 @@ impl Parents {
     }
 
     /// A region for fast registration, whose kind is that of all regions.
-    pub(crate) fn fast_mr(&self, subject: &Subject) -> Option<Object> {
+    pub fn fast_mr(&self, subject: &Subject) -> Option<Object> {
         let pd = must(self.pd.as_ref());
         Some(supported(subject, pd.alloc_mr(1))?.into())
     }
 
     /// Takes the parent of that kind out, to be destroyed; `None` if the provider has none.
-    pub(crate) fn take(&mut self, kind: ObjectKind) -> Option<Object> {
+    pub fn take(&mut self, kind: ObjectKind) -> Option<Object> {
         match kind {
             ObjectKind::Device => self.device.take().map(Into::into),
             ObjectKind::Pd => self.pd.take().map(Into::into),
@@ -203,7 +217,7 @@ impl Parents {
     }
 
     /// Puts it back.
-    pub(crate) fn put(&mut self, object: Object) {
+    pub fn put(&mut self, object: Object) {
         match object {
             Object::Device(device) => self.device = Some(device),
             Object::Pd(pd) => self.pd = Some(pd),
@@ -229,16 +243,16 @@ fn supported<V: Verb<Error = Error>>(
 }
 
 /// Checks that the object works.
-pub(crate) fn works(subject: &Subject, object: &Object) {
+pub fn works(subject: &Subject, object: &Object) {
     match object {
         Object::Device(device) => drop(subject.must(device.query())),
         Object::Pd(pd) => {
             let mr = subject.must(pd.register(memory(), Access::empty()));
             subject.must(mr.dereg());
         }
-        Object::Cq(cq) => assert_eq!(cq.depth(), 4),
+        Object::Cq(cq) => assert!(cq.depth() >= 4),
         Object::Qp(qp) => drop(subject.must(qp.query())),
-        Object::Srq(srq) => assert_eq!(subject.must(srq.query()).max_wr, 4),
+        Object::Srq(srq) => assert!(subject.must(srq.query()).max_wr >= 4),
         Object::Mr(mr) => {
             mr.write(3, b"still here").expect("in range");
             let mut bytes = [0; 10];
@@ -249,10 +263,13 @@ pub(crate) fn works(subject: &Subject, object: &Object) {
             let target = subject.must(xrcd.create_target_qp());
             subject.must(target.destroy());
         }
-        Object::Ah(ah) => assert_eq!(subject.must(ah.query()), av()),
+        Object::Ah(ah) => assert_eq!(subject.must(ah.query()), ah.av()),
         Object::Mcast(mcast) => assert_eq!(mcast.mgid(), GROUP),
         Object::FastMr(mr) => assert!(mr.is_empty()),
-        Object::Mw(mw) => assert_eq!(subject.must(mw.query()).bound, None),
+        Object::Mw(mw) => {
+            let attr = supported(subject, mw.query());
+            assert!(attr.is_none_or(|attr| attr.bound.is_none()));
+        }
         Object::FmrPool(pool) => subject.must(pool.flush()),
         Object::CmEndpoint(endpoint) => assert_ne!(endpoint.target().id().number, 0),
     }
