@@ -6,18 +6,20 @@
 //!
 //! In each cell: `.` works, `U` refused as unsupported.
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use hca_sim::{Adopted, Builder, Hca, adopt, connect};
+use hca_sim::Hca;
 use verbs_core::device::ModifyDevice;
 use verbs_core::{
-    Access, Arm, Armed, Atomic, AtomicCap, AtomicWrite, Cq, Device, DeviceCap, Error, EventType,
-    Extent, FastMr, Flush, FmrPoolAttr, Guid, Layout, LocalInv, Memory, Mr, Pd, Placement,
-    PostError, Qp, QpAttr, QpInit, QpState, RKey, Read, Recv, Send, SendWr, Wc, WindowType, Write,
+    Access, AltPath, Arm, Armed, Atomic, AtomicCap, AtomicWrite, Av, Cq, Device, DeviceCap, Error,
+    EventType, Extent, FastMr, Flush, FmrPoolAttr, Guid, Layout, LocalInv, Memory, Mr, Pd,
+    Placement, PostError, Qp, QpAttr, QpInit, QpState, RKey, Read, Recv, Send, SendWr, Wc,
+    WindowType, Write,
 };
+
+use crate::transport::Transport;
 
 /// The features that can be taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,64 +45,6 @@ const TOLD: DeviceCap = DeviceCap::BAD_PKEY_CNTR
     .union(DeviceCap::PORT_ACTIVE_EVENT)
     .union(DeviceCap::RC_RNR_NAK_GEN)
     .union(DeviceCap::N_NOTIFY_CQ);
-
-/// What carries the messages of the HCA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transport {
-    Loopback,
-    /// TCP.
-    Iwarp,
-}
-
-impl Transport {
-    /// What such an HCA never has. Alternate paths, which subnets have, are refused in `tests/migration`.
-    fn absent(self) -> DeviceCap {
-        match self {
-            Self::Loopback => {
-                DeviceCap::FLUSH_PERSISTENT
-                    | DeviceCap::ON_DEMAND_PAGING
-                    | DeviceCap::READ_WITH_INV
-                    | DeviceCap::AUTO_PATH_MIG
-            }
-            Self::Iwarp => {
-                DeviceCap::FLUSH_PERSISTENT
-                    | DeviceCap::ON_DEMAND_PAGING
-                    | DeviceCap::FLUSH_GLOBAL
-                    | DeviceCap::ATOMIC_WRITE
-                    | DeviceCap::SEND_WITH_IMM
-                    | DeviceCap::XRC
-                    | DeviceCap::RC_RNR_NAK_GEN
-                    | DeviceCap::AUTO_PATH_MIG
-            }
-        }
-    }
-
-    fn builder(self) -> Builder {
-        match self {
-            Self::Loopback => Hca::loopback(),
-            Self::Iwarp => {
-                Hca::iwarp(&[IpAddr::V4(Ipv4Addr::LOCALHOST)]).expect("there are descriptors")
-            }
-        }
-    }
-
-    /// Makes them the two ends of a connection.
-    async fn connect(self, qp: &mut Qp, peer: &mut Qp) -> Result<(), Error> {
-        if self == Self::Loopback {
-            return connect(qp, peer).await;
-        }
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address = listener.local_addr().expect("it is bound");
-        let ours = TcpStream::connect(address).expect("it listens");
-        let theirs = listener.accept().expect("the peer has connected").0;
-        for (qp, stream) in [(qp, ours), (peer, theirs)] {
-            qp.init(1, Access::LOCAL_WRITE | Access::REMOTE).await?;
-            // Either may speak first: they have agreed on that by other means.
-            adopt(qp, stream, Adopted::new(true))?;
-        }
-        Ok(())
-    }
-}
 
 /// Every feature: all existing bits, so that a new one is tried too.
 fn features() -> Vec<(&'static str, Feature)> {
@@ -360,6 +304,11 @@ const OPERATIONS: &[Operation] = &[
             ended(shared.wait().map(drop))
         },
     ),
+    ("alternate path", &[Cap(DeviceCap::AUTO_PATH_MIG)], |bed| {
+        let port = bed.device.query_port(1).wait().expect("attributes");
+        let path = AltPath::new(Av::to_gid(1, 0, port.gid), 0, 14);
+        ended(bed.qp.modify(QpAttr::load_path(path)).wait())
+    }),
     ("WRITE", &[], |bed| {
         let write = Write::new(1, bed.mr.remote(0)).from(bed.mr.slice(0..8));
         bed.post(write.signaled(), None)
@@ -495,8 +444,9 @@ pub(crate) fn table() {
     told();
 }
 
-/// That of an HCA over TCP. Its connections are made by calls that wait, and it has a thread.
-pub(crate) fn table_over_tcp() {
+/// Those of HCAs over sockets, which have threads; and connections over TCP are made by calls that wait.
+pub(crate) fn table_over_sockets() {
+    table_of(Transport::Roce);
     table_of(Transport::Iwarp);
 }
 
@@ -528,7 +478,7 @@ fn table_of(transport: Transport) {
         OPERATIONS.iter().any(needs_it)
     };
     for (name, bit) in DeviceCap::all().iter_names() {
-        let elsewhere = (TOLD | DeviceCap::AUTO_PATH_MIG).contains(bit);
+        let elsewhere = TOLD.contains(bit);
         assert!(
             tried(bit) != elsewhere,
             "{name}: no operation needs the bit"

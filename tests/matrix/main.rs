@@ -12,6 +12,7 @@
 mod caps;
 mod context;
 mod filter;
+mod transport;
 
 use std::io::Write;
 use std::pin::Pin;
@@ -24,7 +25,7 @@ use verbs_core::{Error, Issued, Kind, no_block};
 use context::{Act, Context, FEW, Timing, run_in, subject};
 
 /// The part of this binary that runs without the filter.
-const OVER_TCP: &str = "tcp";
+const OVER_SOCKETS: &str = "sockets";
 
 fn main() {
     // The part of the test harness's interface that this binary implements.
@@ -32,8 +33,8 @@ fn main() {
         println!("every_verb_from_every_context: test");
         return;
     }
-    filter::play_role((OVER_TCP, caps::table_over_tcp));
-    filter::elsewhere(OVER_TCP);
+    filter::play_role((OVER_SOCKETS, caps::table_over_sockets));
+    filter::elsewhere(OVER_SOCKETS);
     filter::is_fatal_to_waiters();
     filter::install();
     assert_eq!(threads(), 1, "nobody else is alive");

@@ -5,9 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 
 use verbs_core::device::DeviceCore;
+use verbs_core::extension::{ExtensionInfo, ExtensionKind};
 use verbs_core::testing::conformance::{self, CHECKS};
 use verbs_core::testing::{Hold, Null, Subject};
-use verbs_core::{AnyCommand, Error, Kind, PendingCommand, Provider, ProviderAttr, RequestId};
+use verbs_core::{
+    AnyCommand, DeviceCap, Error, Kind, PendingCommand, Provider, ProviderAttr, RequestId,
+};
 
 /// Remembers the devices that are open, so that they can be removed.
 struct Removable {
@@ -148,6 +151,39 @@ fn a_destroy_that_is_not_carried_out_is_seen() {
         "k10_busy_changes_nothing",
     ];
     assert!(sees.iter().all(|name| failed.contains(name)), "{failed:?}");
+}
+
+/// A provider that lists an extension without what it needs, in front of the Null provider.
+struct Boasts(Null);
+
+impl Provider for Boasts {
+    fn issue(&self, command: AnyCommand<'_>) {
+        self.0.issue(command);
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.0.query_provider(port)
+    }
+
+    fn extensions(&self) -> &[ExtensionInfo] {
+        const {
+            &[ExtensionInfo {
+                name: "example.lasts",
+                version: 1,
+                kind: ExtensionKind::Call,
+                needs: DeviceCap::FLUSH_PERSISTENT,
+            }]
+        }
+    }
+}
+
+#[test]
+fn an_extension_without_what_it_needs_is_seen() {
+    let failed = failed(|| Subject::new(Arc::new(Boasts(Null::default()))));
+    assert!(
+        failed.contains(&"extensions_are_listed_with_what_they_need"),
+        "{failed:?}"
+    );
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use hca_sim::Hca;
 use hca_sim::link::fabric::{NodeId, PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
+use hca_sim::{Builder, Hca};
 use verbs_core::{AsyncEvent, Device, EventType};
 
 use crate::manager::{ADAPTERS, Manager};
@@ -32,6 +32,11 @@ pub(crate) struct Bed {
 impl Bed {
     /// The subnet before any manager has configured it.
     pub(crate) fn new() -> Self {
+        Self::with(|builder| builder)
+    }
+
+    /// The same, with HCAs that `change` configures.
+    pub(crate) fn with(change: fn(Builder) -> Builder) -> Self {
         let mut topology = Topology::new();
         let switches = ["S1", "S2"].map(|name| topology.switch(name, 4).unwrap());
         let [a, b, c] = ADAPTERS.map(|(name, ..)| topology.hca(name, 1).unwrap());
@@ -42,7 +47,7 @@ impl Bed {
         let subnet = SharedSubnet::new(Subnet::new(&topology, SubnetConfig::default()));
         let nodes = [a, b, c].into_iter().zip(1..).map(|(node, seed)| {
             let link = subnet.attach(PortRef { node, port: 1 }, seed).unwrap();
-            let hca = Hca::over(link).build();
+            let hca = change(Hca::over(link)).build();
             let device = hca.open().wait().unwrap();
             let events = Arc::new(Mutex::new(Vec::new()));
             let seen = Arc::clone(&events);
@@ -62,7 +67,12 @@ impl Bed {
 
     /// The subnet in service.
     pub(crate) fn managed() -> (Self, Manager) {
-        let bed = Self::new();
+        Self::managed_with(|builder| builder)
+    }
+
+    /// The same, with HCAs that `change` configures.
+    pub(crate) fn managed_with(change: fn(Builder) -> Builder) -> (Self, Manager) {
+        let bed = Self::with(change);
         let manager = Manager::on(&bed.nodes[0].device);
         manager.bring_up();
         for node in &bed.nodes {

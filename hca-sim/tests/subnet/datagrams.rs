@@ -1,11 +1,12 @@
 //! Datagrams across the subnet: to ports and to multicast groups, and the fate of those whose keys do not match.
 
+use hca_sim::Builder;
 use verbs_core::mad::sm::{self, Notice, NoticeView, PKeyBlock, TrapNumber};
 use verbs_core::mad::{AttributeId, Delivery, Method};
 use verbs_core::wr::Datagram;
 use verbs_core::{
-    Access, Av, Cq, Gid, Lid, Memory, Mr, PKey, Pd, Psn, QKey, Qp, QpAttr, QpInit, QpState, QpType,
-    Qpn, Recv, Send, Wc, WcFlags,
+    Access, Av, Cq, DeviceCap, Gid, Lid, Memory, Mr, PKey, Pd, Psn, QKey, Qp, QpAttr, QpInit,
+    QpState, QpType, Qpn, Recv, Send, Wc, WcFlags,
 };
 
 use crate::bed::{Bed, Node};
@@ -170,16 +171,12 @@ pub(crate) fn set_pkeys(manager: &Manager, path: &[u8], keys: &[PKey]) {
     manager.ask(path, what);
 }
 
-/// Goal: a datagram of another partition, or with another Q_Key, is dropped, counted at the port, and reported to the
-/// manager with its sender; a datagram with the right index of the table is accepted.
-#[test]
-fn keys_that_do_not_fit_are_reported() {
-    let (bed, manager) = Bed::managed();
+/// A datagram queue pair on the first adapter, and one on the third whose partition the first does not have.
+fn of_two_partitions(bed: &Bed, manager: &Manager) -> (End, End) {
     let foreign = PKey(0x8777);
-    set_pkeys(&manager, ADAPTERS[2].2, &[PKey::DEFAULT, foreign]);
-    let mut here = End::on(&bed.nodes[0], |init| init);
-    let mut there = End::on(&bed.nodes[2], |init| init);
-    let by_lid = Av::to_lid(1, Lid(3));
+    set_pkeys(manager, ADAPTERS[2].2, &[PKey::DEFAULT, foreign]);
+    let here = End::on(&bed.nodes[0], |init| init);
+    let there = End::on(&bed.nodes[2], |init| init);
     there.qp.modify(QpAttr::to(QpState::Reset)).wait().unwrap();
     let init = QpAttr {
         pkey_index: Some(1),
@@ -187,6 +184,32 @@ fn keys_that_do_not_fit_are_reported() {
     };
     there.qp.modify(init).wait().unwrap();
     there.qp.modify(QpAttr::to(QpState::Rtr)).wait().unwrap();
+    (here, there)
+}
+
+/// Goal: a port counts packets of other partitions for who asks for its attributes, if the device says that it does
+/// (BAD_PKEY_CNTR), and says zero otherwise.
+#[test]
+fn a_port_counts_wrong_partitions_where_its_device_says_so() {
+    let without: fn(Builder) -> Builder = |builder| builder.without(DeviceCap::BAD_PKEY_CNTR);
+    let with: fn(Builder) -> Builder = |builder| builder;
+    for (change, counted) in [(with, 1), (without, 0)] {
+        let (bed, manager) = Bed::managed_with(change);
+        let (mut here, mut there) = of_two_partitions(&bed, &manager);
+        here.send(Av::to_lid(1, Lid(3)), there.qp.qpn(), b"foreign");
+        assert_eq!(there.came().len(), 0);
+        let port = bed.nodes[2].device.query_port(1).wait().unwrap();
+        assert_eq!(port.bad_pkey_cntr, counted);
+    }
+}
+
+/// Goal: a datagram of another partition, or with another Q_Key, is dropped, counted at the port, and reported to the
+/// manager with its sender; a datagram with the right index of the table is accepted.
+#[test]
+fn keys_that_do_not_fit_are_reported() {
+    let (bed, manager) = Bed::managed();
+    let (mut here, mut there) = of_two_partitions(&bed, &manager);
+    let by_lid = Av::to_lid(1, Lid(3));
     here.send(by_lid, there.qp.qpn(), b"foreign");
     assert_eq!(there.came().len(), 0);
     let notice = trap(&manager);

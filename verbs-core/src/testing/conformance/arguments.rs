@@ -1,5 +1,7 @@
 //! What is refused, and how: limits, arguments, transitions, queues that are not ready.
 
+use std::collections::BTreeSet;
+
 use super::Make;
 use crate::addr::Lid;
 use crate::error::{Attr, Error};
@@ -8,11 +10,34 @@ use crate::qp::QpInit;
 use crate::qp_attr::{Av, QpAttr};
 use crate::qp_state::QpState;
 use crate::queue::PostError;
+use crate::sync::{Arc, Mutex};
 use crate::testing::Subject;
 use crate::wr::{Recv, Send};
 
 /// Limits above this are not tried out.
 const TRIED: u32 = 4096;
+
+/// A device lists an extension once, and only if it has the capabilities that the extension needs; and refuses a call of one
+/// that it does not list.
+pub fn extensions_are_listed_with_what_they_need(make: Make<'_>) {
+    let subject = make();
+    let device = subject.device();
+    let caps = subject.must(device.query()).caps;
+    let mut names = BTreeSet::new();
+    for info in device.extensions() {
+        let missing = info.needs.difference(caps);
+        assert!(missing.is_empty(), "{} lacks {missing:?}", info.name);
+        assert!(names.insert(info.name), "{} is listed twice", info.name);
+    }
+    let answer = Arc::new(Mutex::new(None));
+    let kept = Arc::clone(&answer);
+    let unknown = device.call_by_name("example.nobody_has_it", 1, &[]);
+    let _ = unknown.issue(move |result| *kept.lock() = Some(result));
+    subject.until("the call is answered", || answer.lock().is_some());
+    let refused = Some(Err(Error::Unsupported(Attr::Extension)));
+    assert_eq!(answer.lock().take(), refused);
+    subject.must(device.close());
+}
 
 /// As many objects as the device says, and not one more; the error names the limit.
 pub fn limits_are_refused_by_name(make: Make<'_>) {

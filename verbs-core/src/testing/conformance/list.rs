@@ -18,6 +18,7 @@ macro_rules! __conformance_checks {
                 k16_no_client_reaches_another
                 limits_are_refused_by_name
                 arguments_are_refused_by_name
+                extensions_are_listed_with_what_they_need
             }
             Objects {
                 k10_busy_changes_nothing
