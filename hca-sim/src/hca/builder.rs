@@ -150,10 +150,14 @@ impl Builder {
 
     /// Ignores fences, as a device may that has none: a work request does not wait for earlier READs and atomics, whatever
     /// its flags are. Its client could not keep a key valid that an earlier READ still uses, so such an HCA does not have
-    /// the [memory management extensions](DeviceCap::MEM_MGT_EXTENSIONS), and refuses what takes them.
+    /// the [memory management extensions](DeviceCap::MEM_MGT_EXTENSIONS) nor windows of
+    /// [type 2](DeviceCap::MEM_WINDOW_TYPE_2B), which work requests invalidate, and refuses what takes them.
     pub fn without_fences(mut self) -> Self {
         self.features.fences = false;
-        self.features.remove(DeviceCap::MEM_MGT_EXTENSIONS);
+        let invalidated = DeviceCap::MEM_MGT_EXTENSIONS
+            | DeviceCap::MEM_WINDOW_TYPE_2A
+            | DeviceCap::MEM_WINDOW_TYPE_2B;
+        self.features.remove(invalidated);
         self
     }
 
