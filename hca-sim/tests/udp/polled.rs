@@ -7,11 +7,11 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
-use hca_sim::connect_with;
 use hca_sim::link::{Arrival, Burst, PacketLink, Sent, Udp, Waiter, Wrap};
-use verbs_core::{QpAttr, Wc, Write};
+use hca_sim::{connect, connect_with};
+use verbs_core::{QpAttr, QpInit, Recv, Send, Wc, Write};
 
-use crate::ends::{End, PATIENCE, end, end_over, free, host};
+use crate::ends::{End, PATIENCE, end, end_over, free, host, next};
 
 /// How long a link takes to send a burst, if it is one that takes long: two take longer than a consumer may be away that
 /// is gone.
@@ -25,6 +25,8 @@ struct Counts {
     waits: AtomicU64,
     /// Packets that were received by another thread than the one that polls.
     by_others: AtomicU64,
+    /// How often another thread looked for packets.
+    looks: AtomicU64,
 }
 
 impl Counts {
@@ -33,6 +35,7 @@ impl Counts {
             poller: thread::current().id(),
             waits: AtomicU64::new(0),
             by_others: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
         })
     }
 }
@@ -57,6 +60,7 @@ impl Wrap for Counted {
         let came = self.link.receive(sink);
         if thread::current().id() != self.counts.poller {
             self.counts.by_others.fetch_add(came as u64, Relaxed);
+            self.counts.looks.fetch_add(1, Relaxed);
         }
         came
     }
@@ -161,4 +165,46 @@ fn a_consumer_at_work_in_another_port_is_not_gone() {
         least = least.min(counts.by_others.load(Relaxed) - before);
     }
     assert_eq!(least, 0, "packets of {WRITES} WRITEs");
+}
+
+/// Goal: the engine's thread of a queue pair for low latency looks for more packets before it sleeps, and that of an ordinary
+/// one does not. Method: a consumer that sleeps gets messages one by one; how often that thread looked for packets, for each
+/// time that it slept. It does not where others need its processor; one lot of many is enough.
+#[test]
+fn the_thread_looks_again_where_a_queue_pair_is_for_low_latency() {
+    let (begun, mut lots) = (Instant::now(), Vec::new());
+    while begun.elapsed() < PATIENCE {
+        let ordinary = looks_each_sleep(1, |init| init);
+        let low_latency = looks_each_sleep(3, |init| init.low_latency());
+        if ordinary <= 2 && low_latency >= 8 {
+            return;
+        }
+        lots.push((ordinary, low_latency));
+    }
+    panic!("looks for each sleep, of an ordinary queue pair and of one for low latency: {lots:?}");
+}
+
+fn looks_each_sleep(first: u8, change: fn(QpInit<'_>) -> QpInit<'_>) -> u64 {
+    const MESSAGES: u64 = 50;
+    let counts = Counts::new();
+    let (mut a, mut b) = (
+        end(host(62, first)),
+        counted((62, first + 1), &counts, Duration::ZERO),
+    );
+    for end in [&mut a, &mut b] {
+        let init = change(QpInit::rc(&end.cq, &end.cq));
+        end.qp = end._pd.create_qp(init).wait().unwrap();
+    }
+    block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+    let [looks, waits] = [&counts.looks, &counts.waits].map(|count| count.load(Relaxed));
+    for n in 0..MESSAGES {
+        b.qp.post_recv(Recv::new(n).into(b.mr.slice(0..64)))
+            .unwrap();
+        let send = Send::new(n).from(a.mr.slice(0..64));
+        a.qp.post_send(send.signaled()).unwrap();
+        assert_eq!(next(&mut b.cq).wr_id, n);
+        assert_eq!(next(&mut a.cq).wr_id, n);
+    }
+    let looks = counts.looks.load(Relaxed) - looks;
+    looks / (counts.waits.load(Relaxed) - waits).max(1)
 }
