@@ -1,5 +1,8 @@
 //! The particularities of messages that are placed directly.
 
+use std::hint::spin_loop;
+use std::sync::Barrier;
+use std::thread;
 use std::time::Duration;
 
 use hca_sim::clock::VirtualClock;
@@ -9,7 +12,8 @@ use verbs_core::{
     Write,
 };
 
-use crate::ends::{bytes, end_of, pair_on, poll, statuses};
+use crate::ends::{bytes, end_of, pair_on, poll, state, statuses};
+use crate::hands::pushed_here;
 use crate::way;
 
 #[test]
@@ -178,4 +182,40 @@ fn an_overrun_takes_the_queue_pairs_to_error() {
 
 fn end(link: &Loopback) -> crate::ends::End {
     end_of(Hca::on(link).build(), |init| init)
+}
+
+/// Goal: what the responder has refused ends with its answer, and not as flushed, when the requester is brought to ERR before
+/// it could be told. Method: one thread has pushed to its completion queue, and another posts a WRITE with a key that is no
+/// key, while the first brings the queue pair to ERR: afterwards once, and then sooner or later.
+#[test]
+fn an_error_is_kept_when_its_queue_pair_is_brought_to_err() {
+    for round in 0..1000 {
+        let (a, b, wrong) = pushed_here();
+        let (qp, mut sends, _recvs) = a.qp.split().unwrap();
+        let (mr, mut done) = (a.mr, a.send_cq);
+        let begin = Barrier::new(2);
+        thread::scope(|both| {
+            let post = both.spawn(|| {
+                begin.wait();
+                let write = Write::new(9, wrong).from(mr.slice(0..8)).signaled();
+                sends.post(write).unwrap();
+            });
+            begin.wait();
+            if round == 0 {
+                post.join().unwrap();
+            }
+            (0..round % 100 * 20).for_each(|_| spin_loop());
+            qp.to_error().wait().unwrap();
+        });
+        let refused = state(&b) == QpState::Err;
+        let status = match refused {
+            true => WcStatus::RemAccessErr,
+            false => WcStatus::WrFlushErr,
+        };
+        assert_eq!(statuses(&mut done), [(9, status)], "round {round}");
+        assert!(
+            refused || round > 0,
+            "the post came first, and was not refused"
+        );
+    }
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
+use hca_sim::clock::VirtualClock;
 use verbs_core::{
     Access, Error, Extent, FmrPoolAttr, LocalInv, Memory, Mr, ObjectKind, QpInit, QpState, Recv,
     Send, WcCause, WcOpcode, WcStatus, WindowType, Write,
 };
 
-use crate::ends::{End, pair, poll, state, statuses};
+use crate::ends::{End, pair, poll, state, statuses, two_made};
 use crate::way;
 
 const OK: WcStatus = WcStatus::Success;
@@ -366,4 +367,19 @@ fn k12_destroys_go_on_when_the_peer_ends_the_window() {
         assert!(ended.load(SeqCst), "of the region: {of_region}");
         drop(kept);
     }
+}
+
+/// Goal: a device that does not fence has no windows of type 2, which work requests invalidate, and says by which bit; those of
+/// type 1, which are bound anew instead, it has.
+#[test]
+fn a_device_without_fences_has_windows_of_type_1_alone() {
+    let (a, _) = two_made(&VirtualClock::new(), hca_sim::Builder::without_fences);
+    for (kind, bit) in [
+        (WindowType::TwoA, "MEM_WINDOW_TYPE_2A"),
+        (WindowType::TwoB, "MEM_WINDOW_TYPE_2B"),
+    ] {
+        let said = a.pd.alloc_mw(kind).wait().unwrap_err().to_string();
+        assert!(said.ends_with(&format!("{bit} is clear")), "{said}");
+    }
+    a.pd.alloc_mw(WindowType::One).wait().unwrap();
 }

@@ -1,12 +1,9 @@
-//! A busy node on a real HCA with its real service for management datagrams.
-//!
-//! Everything runs on one thread and in virtual time: what a handler does takes time of the node, which passes both for
-//! the node and for the end that waits for it. So an answer is as late as the work that the node did before it.
+//! A node that is asked for what its device answers itself.
 
+use std::marker;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures::executor::block_on;
@@ -23,24 +20,11 @@ use verbs_core::mad::{
 };
 use verbs_core::sync::{Mutex, Weak};
 use verbs_core::{
-    Access, AnyCommand, Arm, Armed, Av, Cq, Datagram, Device, Gid, Memory, Mr, Pd, Provider,
-    ProviderAttr, Psn, Qp, QpAttr, QpInit, QpState, QpType, Recv, Request, RequestId, Send, Timer,
-    Verb, Wc,
+    Access, AnyCommand, Av, Cq, Datagram, Device, Gid, Memory, Mr, Pd, Provider, ProviderAttr, Qp,
+    QpAttr, QpInit, QpState, QpType, RequestId, Send, Timer, Wc,
 };
 
-/// Time that the node's thread has worked in this turn, in nanoseconds.
-#[derive(Clone, Default)]
-struct Work(Arc<AtomicU64>);
-
-impl Work {
-    fn spend(&self, time: Duration) {
-        self.0.fetch_add(time.as_nanos() as u64, Relaxed);
-    }
-
-    fn spent(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Relaxed))
-    }
-}
+use super::{Service, Work, datagrams, finish, poll_until, service};
 
 /// An HCA that answers PERF questions itself, each in 10 us, and records when it did.
 struct Answers {
@@ -174,7 +158,7 @@ impl Bed {
             .depth(4096, 1)
             .inline(8);
         let sender = pd.create_qp(init).wait().unwrap();
-        datagrams(&sender);
+        datagrams(&clock, &sender);
         Self {
             clock,
             hcas,
@@ -194,33 +178,8 @@ impl Bed {
     }
 
     /// Another service of the node, which works `each` for each datagram.
-    fn service(&self, each: Duration, called: impl Fn() + std::marker::Send + 'static) -> Service {
-        let pd = self.device.alloc_pd().wait().unwrap();
-        let held: Arc<Mutex<Option<Served>>> = Arc::default();
-        let (theirs, work) = (Arc::clone(&held), self.work.clone());
-        let cq = self.device.create_cq(1024).handler(move || {
-            called();
-            if let Some(served) = &mut *theirs.lock() {
-                served.serve(&work, each);
-            }
-        });
-        let mut cq = cq.wait().unwrap();
-        let mr = pd
-            .register(Memory::alloc(64).unwrap(), Access::LOCAL_WRITE)
-            .wait()
-            .unwrap();
-        let mut qp = pd
-            .create_qp(QpInit::of(QpType::Ud, &cq, &cq).depth(1, 512))
-            .wait()
-            .unwrap();
-        datagrams(&qp);
-        for number in 0..512 {
-            qp.post_recv(Recv::new(number).into(mr.all())).unwrap();
-        }
-        assert_eq!(cq.arm(Arm::Next), Armed::Empty);
-        let qpn = qp.qpn();
-        *held.lock() = Some(Served { cq, qp, mr });
-        Service { qpn, held, _pd: pd }
+    fn service(&self, each: Duration, called: impl Fn() + marker::Send + 'static) -> Service {
+        service(&self.clock, &self.device, &self.work, each, called)
     }
 
     /// A datagram for a service, which reaches the cable at once.
@@ -255,54 +214,10 @@ impl Bed {
 
     /// One turn of the node. Returns how long it worked.
     fn turn_node(&self) -> Duration {
-        self.work.0.store(0, Relaxed);
+        self.work.begin();
         self.hcas[1].turn();
         self.work.spent()
     }
-}
-
-struct Service {
-    qpn: verbs_core::Qpn,
-    held: Arc<Mutex<Option<Served>>>,
-    _pd: Pd,
-}
-
-impl Service {
-    /// Destroys its queue pair, without holding the lock: its handler may be called during the destroy.
-    fn stop(&self) {
-        let served = self.held.lock().take();
-        drop(served);
-    }
-}
-
-struct Served {
-    cq: Cq,
-    qp: Qp,
-    mr: Mr,
-}
-
-impl Served {
-    fn serve(&mut self, work: &Work, each: Duration) {
-        let mut out = [Wc::default(); 16];
-        loop {
-            for wc in self.cq.poll(&mut out).iter() {
-                work.spend(each);
-                self.qp
-                    .post_recv(Recv::new(wc.wr_id).into(self.mr.all()))
-                    .unwrap();
-            }
-            if self.cq.arm(Arm::Next) == Armed::Empty {
-                return;
-            }
-        }
-    }
-}
-
-/// Ready for datagrams.
-fn datagrams(qp: &Qp) {
-    qp.init_datagram(1, UDP_QKEY).wait().unwrap();
-    qp.ready_to_receive_datagrams().wait().unwrap();
-    qp.ready_to_send(Psn::new(0)).wait().unwrap();
 }
 
 /// Goal: of a burst of datagrams no more than fit in a turn are answered before another client runs (P5). Method: 402
@@ -313,9 +228,15 @@ fn a_burst_of_questions_lets_others_run() {
     let node = Arc::clone(&bed.node);
     let first = Arc::new(Mutex::new(None));
     let seen = Arc::clone(&first);
-    let service = bed.service(Duration::ZERO, move || {
-        seen.lock().get_or_insert(node.answered.lock().len());
-    });
+    let service = service(
+        &bed.clock,
+        &bed.device,
+        &bed.work,
+        Duration::ZERO,
+        move || {
+            seen.lock().get_or_insert(node.answered.lock().len());
+        },
+    );
     let to = bed.to;
     bed.asks
         .send((0..2).map(|number| (to, question(Class::PERF, number))));
@@ -445,34 +366,6 @@ impl Connects {
 
     fn count(&self) -> u64 {
         self.made.load(Relaxed)
-    }
-}
-
-/// Advances time for commands until a future is ready.
-fn poll_until<F: Future>(clock: &VirtualClock, future: F) -> F::Output {
-    let mut future = std::pin::pin!(future);
-    loop {
-        let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
-            return output;
-        }
-        clock.advance(Duration::from_micros(100));
-    }
-}
-
-/// Advances time for commands until a request has completed.
-fn finish<V>(clock: &VirtualClock, request: Request<'_, V>) -> V::Output
-where
-    V: Verb<Error = verbs_core::Error>,
-{
-    let place = Arc::new(Mutex::new(None));
-    let theirs = Arc::clone(&place);
-    let _ = request.issue(move |result| *theirs.lock() = Some(result));
-    loop {
-        if let Some(result) = place.lock().take() {
-            return result.unwrap();
-        }
-        clock.advance(Duration::from_micros(100));
     }
 }
 
