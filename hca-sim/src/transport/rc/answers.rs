@@ -1,14 +1,14 @@
 //! The responder's answers.
 
-use verbs_core::Access;
 use verbs_core::addr::Msn;
+use verbs_core::{Access, EventType};
 
 use super::head::head;
-use super::rdma::{access_fault, check_in};
+use super::rdma::check_in;
 use super::resources::{Slot, What};
 use super::responder::{ACK, Responder};
 use crate::transport::{Ends, Events, Fill, Outlet, Path};
-use crate::wire::{Aeth, AtomicAckEth, BthFlags, Operation, Reth, Syndrome};
+use crate::wire::{Aeth, AtomicAckEth, BthFlags, NakCode, Operation, Reth, Syndrome};
 
 impl Responder {
     /// Sends the answers that are due. Returns whether there is more to send when the outlet has room.
@@ -36,8 +36,8 @@ impl Responder {
                     slot.end();
                     if first_time {
                         self.resources.drop_due();
-                        let fault = access_fault(ends);
-                        self.conclude(ends, psn, Err(fault), events);
+                        self.refuse(psn, NakCode::RemoteAccess, events);
+                        events.event = Some(EventType::QpAccessErr);
                     }
                 }
             }

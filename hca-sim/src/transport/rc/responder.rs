@@ -368,17 +368,22 @@ impl Responder {
                 events.told |= Told::NO_RECEIVE;
             }
             Err(Refusal::Fault(code, status, reason)) => {
-                self.answer = Some((psn, Syndrome::Nak(code)));
-                events.told |= Told::REFUSED;
-                events.fail = true;
                 if !self.fail_receive(ends, status, reason, events) {
                     events.event = Some(match code {
                         NakCode::RemoteAccess => EventType::QpAccessErr,
                         _ => EventType::QpReqErr,
                     });
                 }
+                self.refuse(psn, code, events);
             }
             Err(Refusal::Stopped) => events.fail = true,
         }
+    }
+
+    /// Refuses the request of that packet. A SEND that is under way is another one; its receive is flushed.
+    pub(super) fn refuse(&mut self, psn: Psn, code: NakCode, events: &mut Events) {
+        self.answer = Some((psn, Syndrome::Nak(code)));
+        events.told |= Told::REFUSED;
+        events.fail = true;
     }
 }

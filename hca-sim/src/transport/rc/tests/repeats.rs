@@ -168,3 +168,36 @@ fn nothing_behind_a_read_that_fails_is_answered() {
     assert_eq!((nak[0], nak[11], nak[12]), (0x11, 0, 0x62));
     assert!(pair.ends[1].dead);
 }
+
+/// Goal: a SEND that is under way has nothing to do with a READ before it that can no longer be answered: its receive is
+/// flushed, and the queue pair has the event. Method: the READ's memory is deregistered after the first packet of the SEND,
+/// before the outlet has room; with an own receive, and with a shared one.
+#[test]
+fn a_read_that_fails_spares_the_receive_of_a_send_behind_it() {
+    for shared in [false, true] {
+        let mut pair = Pair::with(shared, 1);
+        let theirs = &mut pair.ends[1];
+        let sges = [theirs.sge(0x4000, 4096)];
+        theirs.post_recv(7, &sges);
+        let access = Access::LOCAL_WRITE | Access::REMOTE;
+        let passing = region_of(&theirs.memory, access, PD);
+        let (lkey, rkey) = theirs.mrs.register(passing).unwrap();
+        theirs.rkey = rkey;
+        post_read(&mut pair, 1, 100);
+        let ours = &mut pair.ends[0];
+        let sges = [ours.sge(0, 3000)];
+        ours.post(wr(2, SendOp::Send, &sges));
+        let requests = requests(&mut pair);
+        for bytes in &requests[..2] {
+            pair.ends[1].receive(pair.now, bytes);
+        }
+        pair.ends[1].mrs.deregister(lkey, || {}).unwrap();
+        assert_eq!(answers(&mut pair, &[]).len(), 1, "shared {shared}");
+        let theirs = &mut pair.ends[1];
+        assert!(theirs.dead);
+        assert_eq!(theirs.events, [EventType::QpAccessErr]);
+        theirs.flush();
+        let flushed = [(7, WcStatus::WrFlushErr)];
+        assert_eq!(theirs.recv_statuses(), flushed, "shared {shared}");
+    }
+}
