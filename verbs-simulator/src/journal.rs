@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{AsyncEvent, Kind, Subject, Wc};
+use verbs_core::{AsyncEvent, EventType, Kind, Subject, Wc};
 use verbs_link::time::Instant;
 use verbs_wire::Envelope;
 use verbs_wire::pcap::{LinkType, PcapWriter};
@@ -63,6 +63,8 @@ pub struct Counts {
     pub completions: u64,
     /// Asynchronous events.
     pub events: u64,
+    /// Those of queue pairs that moved to their alternate paths.
+    pub migrations: u64,
     /// Verbs completed.
     pub verbs: u64,
     /// Steps of the clock, each with all that was due.
@@ -155,6 +157,7 @@ impl Journal {
     pub(crate) fn event(&self, now: Instant, node: u64, event: &AsyncEvent) {
         let mut book = self.0.lock();
         book.counts.events += 1;
+        book.counts.migrations += u64::from(event.event == EventType::PathMig);
         let hasher = book.begin(Entry::Event, now);
         hasher.write(&node.to_le_bytes());
         hasher.write(&[event.event as u8]);

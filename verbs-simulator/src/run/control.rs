@@ -17,6 +17,7 @@ use crate::check::Rule;
 use crate::run::Mode;
 use crate::run::conn::Place;
 use crate::run::failing;
+use crate::run::migration;
 use crate::run::rc::reap;
 use crate::run::rc::state::Session;
 use crate::run::world::{LIVE_MAX, Lease, World};
@@ -27,7 +28,7 @@ pub(super) async fn control(session: &mut Session, index: usize, end: usize) {
     let world = Rc::clone(&session.world);
     let at = &mut session.ends[end];
     let lease = &at.lease;
-    match session.draw.below(8) {
+    match session.draw.below(9) {
         0 => {
             let Some(qp) = &session.conns[index].qps[end] else {
                 return;
@@ -75,6 +76,7 @@ pub(super) async fn control(session: &mut Session, index: usize, end: usize) {
                 let _ = world.verb(lease, cq.resize(cqe)).await;
             }
         }
+        7 => migration::migrate(session, index, end).await,
         _ => {
             // Not a legal transition, so nothing changes.
             let Some(qp) = &session.conns[index].qps[end] else {

@@ -4,6 +4,7 @@ mod control;
 mod director;
 mod failing;
 mod keys;
+mod migration;
 mod rc;
 mod services;
 mod setup;

@@ -7,6 +7,7 @@ mod agree;
 mod bottleneck;
 mod host;
 mod hostile;
+mod migration;
 mod multicast;
 mod mutants;
 mod repeat;

@@ -23,6 +23,8 @@ pub(crate) struct Conn {
     pub(crate) attrs: Attrs,
     /// An operation or a result was seen that takes it to ERR sooner or later.
     pub(crate) broken: bool,
+    /// One end may have moved to a path that the other has not armed.
+    pub(crate) parted: bool,
     /// It carries messages.
     pub(crate) live: bool,
     /// Of a stream: its endpoints, and the address that has connected.
@@ -140,7 +142,7 @@ pub(crate) struct Attrs {
     pub(crate) sges: u32,
     pub(crate) inline: u32,
     pub(crate) signal_all: bool,
-    timeout: u8,
+    pub(crate) timeout: u8,
     retry_cnt: u8,
     pub(crate) rnr_retry: u8,
     pub(crate) min_rnr_timer: u8,
@@ -220,6 +222,7 @@ impl Conn {
             recvs: Default::default(),
             attrs,
             broken: false,
+            parted: false,
             live: false,
             endpoints: Vec::new(),
             from: None,

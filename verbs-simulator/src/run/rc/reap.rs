@@ -112,7 +112,7 @@ fn fail(session: &mut Session, index: usize, end: usize, wc: &Wc) {
             // A message that is too long is reported at both ends.
             wc.status == WcStatus::LocLenErr && conn.lanes[1 - end].failing.is_some()
         }
-        WcStatus::RetryExcErr if loses || orphaned || conn.broken => true,
+        WcStatus::RetryExcErr if loses || orphaned || conn.broken || conn.parted => true,
         // Over a stream, what was done before is reported with a READ or an atomic that waits.
         WcStatus::RemAccessErr | WcStatus::RemOpErr | WcStatus::RemInvReqErr
             if session.world.plan.mode == Mode::Streams && conn.broken =>

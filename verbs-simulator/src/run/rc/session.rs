@@ -110,34 +110,37 @@ impl Session {
         if self.world.plan.mode == Mode::Streams {
             return streams::connect_stream(self, index).await;
         }
-        let conn = &mut self.conns[index];
+        let conn = &self.conns[index];
         let [a, b] = conn.qpns;
         self.world
             .sim
             .network()
             .mutator(|mutator| mutator.connected(a, b));
         for end in [0, 1] {
-            let peer = &self.ends[1 - end].lease.hca;
             let gid_index = conn.attrs.gid_index;
-            let av = match self.world.plan.mode {
-                Mode::Direct => Av::to_lid(1, peer.lid()),
-                Mode::Packets | Mode::Streams => {
-                    let mut av = Av::to_gid(1, gid_index, peer.gid_at(gid_index));
-                    // Capable of being marked for congestion.
-                    if let Some(global) = &mut av.global {
-                        global.traffic_class = ECT;
-                    }
-                    av
-                }
-            };
+            let av = self.way(end, gid_index);
             for attr in conn.attrs.steps(end, av, conn.qpns[1 - end]) {
                 let qp = conn.qps[end].as_ref()?;
                 let lease = &self.ends[end].lease;
                 self.world.verb(lease, qp.modify(attr)).await.ok()?;
             }
         }
-        conn.live = true;
+        self.conns[index].live = true;
         Some(())
+    }
+
+    /// The way from that end to the other one, between addresses of that index.
+    pub(crate) fn way(&self, end: usize, gid_index: u16) -> Av {
+        let peer = &self.ends[1 - end].lease.hca;
+        if self.world.plan.mode == Mode::Direct {
+            return Av::to_lid(1, peer.lid());
+        }
+        let mut av = Av::to_gid(1, gid_index, peer.gid_at(gid_index));
+        // Capable of being marked for congestion.
+        if let Some(global) = &mut av.global {
+            global.traffic_class = ECT;
+        }
+        av
     }
 
     async fn work(&mut self) {
