@@ -12,6 +12,7 @@
 mod absent;
 mod busy;
 mod ends;
+mod front;
 mod numbers;
 mod over_tcp;
 mod service;

@@ -15,54 +15,36 @@ use hca_sim::link::Cable;
 use verbs_cm::UDP_QKEY;
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::{
-    Address, AttributeId, Class, Delivery, MadAgent, MadArrival, MadBytes, MadClient, MadHeader,
-    MadService, MadVerdict, Method, Retry, Status,
+    Address, AttributeId, Class, Delivery, MadAgent, MadBytes, MadClient, MadHeader, MadService,
+    MadVerdict, Method, Retry, Status,
 };
 use verbs_core::sync::{Mutex, Weak};
 use verbs_core::{
-    Access, AnyCommand, Av, Cq, Datagram, Device, Gid, Memory, Mr, Pd, Provider, ProviderAttr, Qp,
-    QpAttr, QpInit, QpState, QpType, RequestId, Send, Timer, Wc,
+    Access, Av, Cq, Datagram, Device, Gid, Memory, Mr, Pd, Provider, Qp, QpAttr, QpInit, QpState,
+    QpType, Send, Wc,
 };
 
 use super::{Service, Work, datagrams, finish, poll_until, service};
+use crate::front::Front;
+
+/// The questions that the node has answered: the number of each, and how long the node had worked in its turn.
+type Answered = Arc<Mutex<Vec<(u16, Duration)>>>;
 
 /// An HCA that answers PERF questions itself, each in 10 us, and records when it did.
-struct Answers {
-    hca: Arc<Hca>,
-    work: Work,
-    /// Number of the question, and how long the node had worked in its turn.
-    answered: Mutex<Vec<(u16, Duration)>>,
-}
-
-impl Provider for Answers {
-    fn issue(&self, command: AnyCommand<'_>) {
-        self.hca.issue(command);
-    }
-
-    fn cancel(&self, id: RequestId) {
-        self.hca.cancel(id);
-    }
-
-    fn query_provider(&self, port: u8) -> ProviderAttr {
-        self.hca.query_provider(port)
-    }
-
-    fn timer(&self) -> Option<Arc<dyn Timer>> {
-        self.hca.timer()
-    }
-
-    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+fn answering(hca: &Arc<Hca>, work: &Work, answered: &Answered) -> Front {
+    let (work, answered) = (work.clone(), Arc::clone(answered));
+    Front::of(Arc::clone(hca), move |incoming, reply| {
         let header = MadHeader::parse(header_of(incoming.mad));
         if header.class != Class::PERF || header.method != Method::GET {
             return MadVerdict::NotMine;
         }
-        self.work.spend(Duration::from_micros(10));
-        let answer = (header.class_specific, self.work.spent());
-        self.answered.lock().push(answer);
+        work.spend(Duration::from_micros(10));
+        let answer = (header.class_specific, work.spent());
+        answered.lock().push(answer);
         *reply = *incoming.mad;
         emit_header(&header.response(Status::OK), reply);
         MadVerdict::Reply
-    }
+    })
 }
 
 /// A question with that number.
@@ -89,7 +71,7 @@ fn question(class: Class, number: u16) -> MadBytes {
 struct Bed {
     clock: VirtualClock,
     hcas: [Arc<Hca>; 2],
-    node: Arc<Answers>,
+    answered: Answered,
     work: Work,
     asks: MadAgent,
     /// The node's; keeps its service open.
@@ -133,12 +115,9 @@ impl Bed {
         let (a, b) = Cable::new().plug(&[addrs[0]], &[addrs[1]]);
         let hcas = [a, b].map(|link| Hca::over(link).clock(clock.clone()).build());
         let work = Work::default();
-        let node = Arc::new(Answers {
-            hca: Arc::clone(&hcas[1]),
-            work: work.clone(),
-            answered: Mutex::default(),
-        });
-        let provider = front(Arc::<Answers>::clone(&node), &clock);
+        let answered = Answered::default();
+        let node = Arc::new(answering(&hcas[1], &work, &answered));
+        let provider = front(node, &clock);
         let asking = hcas[0].open().wait().unwrap();
         let device = finish(&clock, Device::open(provider));
         let opening = MadService::of(&device, 1);
@@ -162,7 +141,7 @@ impl Bed {
         Self {
             clock,
             hcas,
-            node,
+            answered,
             work,
             asks,
             _service: service,
@@ -203,7 +182,7 @@ impl Bed {
 
     /// Whether the answers from `first` on were in time, for a turn that began at that moment.
     fn judge(&self, first: usize, at: Duration, asked: &[Duration], patience: Duration) {
-        for (number, spent) in &self.node.answered.lock()[first..] {
+        for (number, spent) in &self.answered.lock()[first..] {
             let late = (at + *spent).saturating_sub(asked[usize::from(*number)]);
             assert!(
                 late <= patience,
@@ -225,7 +204,7 @@ impl Bed {
 #[test]
 fn a_burst_of_questions_lets_others_run() {
     let mut bed = Bed::new();
-    let node = Arc::clone(&bed.node);
+    let answered = Arc::clone(&bed.answered);
     let first = Arc::new(Mutex::new(None));
     let seen = Arc::clone(&first);
     let service = service(
@@ -234,7 +213,7 @@ fn a_burst_of_questions_lets_others_run() {
         &bed.work,
         Duration::ZERO,
         move || {
-            seen.lock().get_or_insert(node.answered.lock().len());
+            seen.lock().get_or_insert(answered.lock().len());
         },
     );
     let to = bed.to;
@@ -252,7 +231,7 @@ fn a_burst_of_questions_lets_others_run() {
     for _ in 0..64 {
         bed.turn_node();
     }
-    let answered = bed.node.answered.lock().len();
+    let answered = bed.answered.lock().len();
     assert!(answered > 200, "{answered} of 402 had room");
     let before = first.lock().expect("the other client has run");
     assert!(before <= 2 * 16, "{before} answers came before it");
@@ -305,7 +284,7 @@ fn a_busy_node_answers_within_the_managers_patience() {
         }
         turns += 1;
         bed.turn_asking();
-        let before = bed.node.answered.lock().len();
+        let before = bed.answered.lock().len();
         let worked = bed.turn_node();
         let at = now(&bed);
         bed.judge(before, at, &asked, PATIENCE);
@@ -319,7 +298,7 @@ fn a_busy_node_answers_within_the_managers_patience() {
     );
     bed.turn_asking();
     bed.turn_node();
-    let answered = bed.node.answered.lock().len();
+    let answered = bed.answered.lock().len();
     assert!(
         asked.len() - answered <= 1,
         "{answered} of {} answered",

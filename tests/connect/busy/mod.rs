@@ -19,22 +19,37 @@ use verbs_core::{
     Verb, Wc,
 };
 
-/// Time that the node's thread has worked in this turn, in nanoseconds.
+/// How long the node's thread has worked in this turn.
 #[derive(Clone, Default)]
-pub(crate) struct Work(Arc<AtomicU64>);
+pub(crate) struct Work {
+    nanos: Arc<AtomicU64>,
+    /// The clock that goes on while the node works; without one, time passes after its turn.
+    meanwhile: Option<VirtualClock>,
+}
 
 impl Work {
+    /// Work during which that clock goes on, and so does whatever is due for others.
+    pub(crate) fn beside_others(clock: &VirtualClock) -> Self {
+        Self {
+            meanwhile: Some(clock.clone()),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn spend(&self, time: Duration) {
-        self.0.fetch_add(time.as_nanos() as u64, Relaxed);
+        self.nanos.fetch_add(time.as_nanos() as u64, Relaxed);
+        if let Some(clock) = &self.meanwhile {
+            clock.advance(time);
+        }
     }
 
     /// A turn begins.
     pub(crate) fn begin(&self) {
-        self.0.store(0, Relaxed);
+        self.nanos.store(0, Relaxed);
     }
 
     pub(crate) fn spent(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Relaxed))
+        Duration::from_nanos(self.nanos.load(Relaxed))
     }
 }
 
