@@ -1,18 +1,28 @@
 //! Blocks of machine instructions with and without a guard, for every machine: each is in the tables of [`super::guard`] or ends
 //! the process by its fault.
 
-/// A block whose fault ends the function with [`Unmapped`]. Its table entry ([`super::guard`]): the block, and where to
-/// go on after a fault in it. Without a fault this costs nothing.
-macro_rules! guarded {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+/// A block in the table of [`super::guard`]: its entry is the block, and where to go on after a fault in it. Without a fault
+/// this costs nothing.
+macro_rules! in_table {
+    ($on_fault:literal [$($line:literal),+ $(,)?] $($operands:tt)*) => {
         asm!(
             "2:", $($line,)+ "3:",
             ".pushsection verbs_guard,\"aR\",@progbits",
             ".balign 4",
             ".long 2b - .",
             ".long 3b - .",
-            ".long {fault} - .",
+            $on_fault,
             ".popsection",
+            $($operands)*
+        )
+    };
+}
+
+/// A block whose fault ends the function with [`Unmapped`].
+macro_rules! guarded {
+    ([$($lines:tt)*] $($operands:tt)*) => {
+        in_table!(
+            ".long {fault} - ." [$($lines)*]
             fault = label { return Err(Unmapped::taken()) },
             $($operands)*
         )
@@ -29,17 +39,8 @@ macro_rules! plain {
 /// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
 /// says so.
 macro_rules! checked {
-    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
-        asm!(
-            "2:", $($line,)+ "3:",
-            ".pushsection verbs_guard,\"aR\",@progbits",
-            ".balign 4",
-            ".long 2b - .",
-            ".long 3b - .",
-            ".long 3b - .",
-            ".popsection",
-            $($operands)*
-        )
+    ([$($lines:tt)*] $($operands:tt)*) => {
+        in_table!(".long 3b - ." [$($lines)*] $($operands)*)
     };
 }
 
