@@ -184,3 +184,12 @@ alone() {
 lines() {
     sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' "$1"
 }
+
+# iser_disk TARGET FILE INITIATOR: the tgtd at TGT_IPC_SOCKET serves that file over iSER, as unit 1 of the target. Over iSER tgt lets an
+# initiator in only if both its address and its name are bound.
+iser_disk() {
+    tgtadm --lld iser --op new --mode target --tid 1 -T "$1" &&
+        tgtadm --lld iser --op new --mode logicalunit --tid 1 --lun 1 -b "$2" &&
+        tgtadm --lld iser --op bind --mode target --tid 1 -I ALL &&
+        tgtadm --lld iser --op bind --mode target --tid 1 -Q "$3"
+}

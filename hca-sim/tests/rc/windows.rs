@@ -369,8 +369,8 @@ fn k12_destroys_go_on_when_the_peer_ends_the_window() {
     }
 }
 
-/// Goal: a device that does not fence has no windows of type 2, which work requests invalidate, and says by which bit; those of
-/// type 1, which are bound anew instead, it has.
+/// Goal: a device that does not fence refuses windows of type 2, which work requests invalidate, by the name of their bit; and it
+/// allocates windows of type 1.
 #[test]
 fn a_device_without_fences_has_windows_of_type_1_alone() {
     let (a, _) = two_made(&VirtualClock::new(), hca_sim::Builder::without_fences);

@@ -187,8 +187,8 @@ fn of_two_partitions(bed: &Bed, manager: &Manager) -> (End, End) {
     (here, there)
 }
 
-/// Goal: a port counts packets of other partitions for who asks for its attributes, if the device says that it does
-/// (BAD_PKEY_CNTR), and says zero otherwise.
+/// Goal: the attributes of a port count the packets of other partitions if its device has BAD_PKEY_CNTR, and show zero
+/// otherwise.
 #[test]
 fn a_port_counts_wrong_partitions_where_its_device_says_so() {
     let without: fn(Builder) -> Builder = |builder| builder.without(DeviceCap::BAD_PKEY_CNTR);
