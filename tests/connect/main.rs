@@ -10,9 +10,7 @@
 )]
 
 mod absent;
-mod busy;
 mod ends;
-mod front;
 mod numbers;
 mod over_tcp;
 mod service;

@@ -22,29 +22,51 @@ use verbs_core::mad::{
     MadService, MadVerdict, Method, Retry, Status,
 };
 use verbs_core::sync::{Mutex, Weak};
-use verbs_core::{Av, Device, Gid, Provider, Psn, QpType, Qpn, Recv, Send, Wc, WcOpcode};
+use verbs_core::{
+    AnyCommand, Av, Device, Gid, Provider, ProviderAttr, Psn, QpType, Qpn, Recv, RequestId, Send,
+    Timer, Wc, WcOpcode,
+};
 use verbs_simulator::Sim;
 
 use crate::ends::Host;
-use crate::front::Front;
+
+/// Answers requests for its ClassPortInfo, and marks the answer in the class-specific field.
+struct Answers(Arc<Hca>);
 
 const MARK: u16 = 0x5eed;
 
-/// Answers requests for its ClassPortInfo, and marks the answer in the class-specific field.
-fn answer(incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
-    assert!(verbs_core::no_block());
-    let header = MadHeader::parse(header_of(incoming.mad));
-    if header.class != Class::PERF || header.method != Method::GET {
-        return MadVerdict::NotMine;
+impl Provider for Answers {
+    fn issue(&self, command: AnyCommand<'_>) {
+        self.0.issue(command);
     }
-    assert_eq!((incoming.qpn, incoming.src_qpn), (Qpn::new(1), Qpn::new(1)));
-    *reply = *incoming.mad;
-    let answer = MadHeader {
-        class_specific: MARK,
-        ..header.response(Status::OK)
-    };
-    emit_header(&answer, reply);
-    MadVerdict::Reply
+
+    fn cancel(&self, id: RequestId) {
+        self.0.cancel(id);
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.0.query_provider(port)
+    }
+
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        self.0.timer()
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        assert!(verbs_core::no_block());
+        let header = MadHeader::parse(header_of(incoming.mad));
+        if header.class != Class::PERF || header.method != Method::GET {
+            return MadVerdict::NotMine;
+        }
+        assert_eq!((incoming.qpn, incoming.src_qpn), (Qpn::new(1), Qpn::new(1)));
+        *reply = *incoming.mad;
+        let answer = MadHeader {
+            class_specific: MARK,
+            ..header.response(Status::OK)
+        };
+        emit_header(&answer, reply);
+        MadVerdict::Reply
+    }
 }
 
 #[derive(Default)]
@@ -77,7 +99,7 @@ fn the_device_answers_in_the_handler_and_agents_get_the_rest() {
     let devices = addrs.map(|addr| {
         let port = sim.network().attach(&[addr]);
         let hca = Hca::over(port).clock(sim.clock().clone()).build();
-        let provider: Arc<dyn Provider> = Arc::new(Front::of(hca, answer));
+        let provider: Arc<dyn Provider> = Arc::new(Answers(hca));
         Device::open(provider).wait().unwrap()
     });
     let inbox = Arc::new(Inbox::default());

@@ -3,7 +3,10 @@
 //! Everything runs on one thread and in virtual time: what a handler does takes time of the node, which passes both for
 //! the node and for the end that waits for it. So an answer is as late as the work that the node did before it.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod answers;
+mod front;
 mod managed;
 
 use std::sync::Arc;
@@ -18,6 +21,14 @@ use verbs_core::{
     Access, Arm, Armed, Cq, Device, Memory, Mr, Pd, Psn, Qp, QpInit, QpType, Qpn, Recv, Request,
     Verb, Wc,
 };
+
+/// One test at a time, in a process of their own: a thread that ends a grace period calls what has waited for it, so that
+/// work of a node would be done by the thread of another test.
+pub(crate) fn alone() -> impl Drop {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ONE.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 
 /// How long the node's thread has worked in this turn.
 #[derive(Clone, Default)]

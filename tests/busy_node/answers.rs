@@ -24,8 +24,8 @@ use verbs_core::{
     QpType, Send, Wc,
 };
 
-use super::{Service, Work, datagrams, finish, poll_until, service};
 use crate::front::Front;
+use crate::{Service, Work, alone, datagrams, finish, poll_until, service};
 
 /// The questions that the node has answered: the number of each, and how long the node had worked in its turn.
 type Answered = Arc<Mutex<Vec<(u16, Duration)>>>;
@@ -203,6 +203,7 @@ impl Bed {
 /// questions in one turn of the HCA, with a datagram for another service between the second and the third.
 #[test]
 fn a_burst_of_questions_lets_others_run() {
+    let _alone = alone();
     let mut bed = Bed::new();
     let answered = Arc::clone(&bed.answered);
     let first = Arc::new(Mutex::new(None));
@@ -245,6 +246,7 @@ fn a_burst_of_questions_lets_others_run() {
 /// us, and a question every 10 ms.
 #[test]
 fn a_busy_node_answers_within_the_managers_patience() {
+    let _alone = alone();
     const PATIENCE: Duration = Duration::from_millis(200);
     let commands = CommandConfig {
         time: CommandTime::Fixed(Duration::from_micros(200)),
@@ -260,10 +262,9 @@ fn a_busy_node_answers_within_the_managers_patience() {
     let services: Vec<_> = (0..40)
         .map(|_| bed.service(Duration::from_millis(2), || ()))
         .collect();
-    let (mut busy, mut asked) = (Duration::ZERO, Vec::new());
+    let (mut busy, mut asked, mut turns) = (Duration::ZERO, Vec::new(), 0_usize);
     let begun = bed.clock.now();
     let (mut next_question, mut next_burst) = (Duration::ZERO, Duration::ZERO);
-    let mut turns = 0_usize;
     let now = |bed: &Bed| bed.clock.now() - begun;
     while now(&bed) < Duration::from_secs(2) {
         while now(&bed) >= next_question {
@@ -374,6 +375,7 @@ impl MadClient for Connects {
 /// are not its own are not delayed (A8). Method: one command slot of 3 ms, two questions.
 #[test]
 fn a_device_answers_from_the_completion_of_a_command() {
+    let _alone = alone();
     let config = CommandConfig {
         slots: std::num::NonZeroU32::MIN,
         time: CommandTime::Fixed(Duration::from_millis(3)),
