@@ -152,13 +152,14 @@ impl Channel {
         }
         let pieces = [&bytes[..head_len], packets.bytes];
         let Some(bell) = self.writer.write(len, pieces.into_iter())? else {
-            return Ok(match self.patience.waits(clock.now()) {
+            return Ok(match self.waits(clock) {
                 true => Put::Full,
                 false => Put::Lost,
             });
         };
         if self.patience.is_held() {
-            self.patience.has_room(clock.now());
+            let has_read = self.writer.has_read();
+            self.patience.has_room(clock.now(), has_read);
         }
         self.addresses = addresses;
         self.written += 1;
@@ -169,7 +170,13 @@ impl Channel {
     /// Whether packets of so many bytes have room, or there has been none for so long that nobody waits for it.
     pub(super) fn takes(&mut self, packets: usize, clock: &Clock) -> Result<bool, Broken> {
         let fits = self.writer.fits(message_len(packets))?;
-        Ok(fits || !self.patience.waits(clock.now()))
+        Ok(fits || !self.waits(clock))
+    }
+
+    /// There is no room: whether to wait for some.
+    fn waits(&mut self, clock: &Clock) -> bool {
+        let has_read = self.writer.has_read();
+        self.patience.waits(clock.now(), has_read)
     }
 
     /// The neighbour has rung so often.

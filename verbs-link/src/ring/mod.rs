@@ -199,6 +199,11 @@ impl<S: Shared> Writer<S> {
         Ok(has_room)
     }
 
+    /// Bytes that the reader has read, as far as was looked.
+    pub fn has_read(&self) -> u64 {
+        self.head
+    }
+
     fn free(&self) -> u64 {
         self.shared.capacity() - (self.tail - self.head)
     }
@@ -380,6 +385,12 @@ impl<S: Shared> Watch<S> {
             self.wake();
         }
         is_empty
+    }
+
+    /// Another thread sleeps on, and is rung for what is written from now on; this one reads what there is.
+    pub fn sleeps_on(&self) {
+        self.shared.store(Word::Sleeps, 1);
+        fence(SeqCst);
     }
 
     /// The reader is awake, whatever has woken it.
