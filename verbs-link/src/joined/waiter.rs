@@ -1,11 +1,15 @@
 //! How a thread waits for the host's daemon, and for neighbours.
+//!
+//! The engine's thread and one of the program may wait at the same time, each with an epoll instance of its own. A channel
+//! has one bell for both: the one that takes its rings tells the other, if that sleeps.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use arrayvec::ArrayVec;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io;
 use rustix::net::RecvFlags;
 use verbs_core::sync::Arc;
@@ -16,6 +20,7 @@ use verbs_core::sync::plain::{
 
 use crate::Waiter;
 use crate::ring::{Mapped, Watch};
+use crate::time::ALSO_MAX;
 
 /// How often a port without a daemon looks for one.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
@@ -44,15 +49,45 @@ struct Watched {
     packets: Option<Watch<Mapped>>,
 }
 
+/// The channels, and who sleeps.
+#[derive(Default)]
+struct Watching {
+    channels: BTreeMap<u32, Watched>,
+    /// Threads that sleep until neighbours ring.
+    sleepers: u32,
+    /// One of them is the program's.
+    is_beside: bool,
+}
+
+impl Watching {
+    fn rings(&self) -> impl Iterator<Item = &Watch<Mapped>> {
+        let channels = self.channels.values();
+        channels.filter_map(|watched| watched.packets.as_ref())
+    }
+
+    /// A thread that has slept is awake.
+    fn one_is_awake(&mut self) {
+        self.sleepers -= 1;
+        // Neighbours go on ringing for the other one.
+        if self.sleepers == 0 {
+            self.rings().for_each(Watch::wake);
+        }
+    }
+}
+
 pub(super) struct LineWaiter {
-    epoll: OwnedFd,
+    /// The line and the bells, and `wakes`, for the engine's thread.
+    engine: OwnedFd,
     wakes: OwnedFd,
+    /// The line and the bells, and `changes`, for the program's thread.
+    beside: OwnedFd,
+    changes: OwnedFd,
     /// There is no daemon: a thread that waits looks for one now and then.
     is_cut: AtomicBool,
     /// The line has something to read, or has ended. Reported once by the system; whoever clears it reads.
     has_line: AtomicBool,
     /// Never held while waiting. A receiver takes it only when a channel begins or ends.
-    channels: Mutex<BTreeMap<u32, Watched>>,
+    watching: Mutex<Watching>,
     /// By the channel's number: the last word about each.
     heard: Mutex<BTreeMap<u32, Heard>>,
     has_heard: AtomicBool,
@@ -60,27 +95,44 @@ pub(super) struct LineWaiter {
 
 impl LineWaiter {
     pub(super) fn new(line: &OwnedFd) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wakes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let add = |fd, data, flags| epoll::add(&epoll, fd, epoll::EventData::new_u64(data), flags);
-        add(&wakes, WAKES, epoll::EventFlags::IN)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let waiter = Self {
-            epoll,
-            wakes,
+            engine: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            wakes: eventfd(0, flags)?,
+            beside: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            changes: eventfd(0, flags)?,
             is_cut: AtomicBool::new(false),
             has_line: AtomicBool::new(true),
-            channels: Mutex::default(),
+            watching: Mutex::default(),
             heard: Mutex::default(),
             has_heard: AtomicBool::new(false),
         };
+        let data = || epoll::EventData::new_u64(WAKES);
+        let (engine, beside) = (&waiter.engine, &waiter.beside);
+        epoll::add(engine, &waiter.wakes, data(), epoll::EventFlags::IN)?;
+        epoll::add(beside, &waiter.changes, data(), epoll::EventFlags::IN)?;
         waiter.watch_line(line)?;
         Ok(waiter)
     }
 
+    /// Both threads wait for that descriptor from now on.
+    fn wait_for(&self, fd: &OwnedFd, name: u64, flags: epoll::EventFlags) -> io::Result<()> {
+        for thread in [&self.engine, &self.beside] {
+            epoll::add(thread, fd, epoll::EventData::new_u64(name), flags)?;
+        }
+        Ok(())
+    }
+
+    /// Neither does any longer.
+    fn forget(&self, fd: &OwnedFd) {
+        for thread in [&self.engine, &self.beside] {
+            let _ = epoll::delete(thread, fd);
+        }
+    }
+
     /// Waits for that line. One that is closed is no longer waited for.
     pub(super) fn watch_line(&self, line: &OwnedFd) -> io::Result<()> {
-        let once = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, line, epoll::EventData::new_u64(LINE), once)?;
+        self.wait_for(line, LINE, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         self.leave_line();
         Ok(())
     }
@@ -89,6 +141,12 @@ impl LineWaiter {
     pub(super) fn cut(&self, is_cut: bool) {
         self.is_cut.store(is_cut, Release);
         // A thread that waits without end does not know it yet.
+        self.changed();
+    }
+
+    /// What is waited for has changed: threads that wait begin again.
+    fn changed(&self) {
+        ring(&self.changes);
         self.wake();
     }
 
@@ -112,37 +170,36 @@ impl LineWaiter {
 
     /// Waits for a channel's bell from now on.
     pub(super) fn add(&self, number: u32, bell: Arc<OwnedFd>) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(u64::from(number) + CHANNELS);
-        epoll::add(&self.epoll, &bell, data, epoll::EventFlags::IN)?;
+        self.wait_for(&bell, u64::from(number) + CHANNELS, epoll::EventFlags::IN)?;
         let watched = Watched {
             bell,
             rings: 0,
             packets: None,
         };
-        self.channels.lock().insert(number, watched);
+        self.watching.lock().channels.insert(number, watched);
         Ok(())
     }
 
     /// Waits for packets of that channel, too.
     pub(super) fn watch(&self, number: u32, packets: Watch<Mapped>) {
-        if let Some(watched) = self.channels.lock().get_mut(&number) {
+        if let Some(watched) = self.watching.lock().channels.get_mut(&number) {
             watched.packets = Some(packets);
         }
         // A thread that waits does not know it yet.
-        self.wake();
+        self.changed();
     }
 
     /// Waits for that channel no longer.
     pub(super) fn remove(&self, number: u32) {
-        let watched = self.channels.lock().remove(&number);
+        let watched = self.watching.lock().channels.remove(&number);
         if let Some(watched) = watched {
-            let _ = epoll::delete(&self.epoll, &watched.bell);
+            self.forget(&watched.bell);
         }
     }
 
     /// Waits for no channel any longer.
     pub(super) fn clear(&self) {
-        let numbers: Vec<_> = self.channels.lock().keys().copied().collect();
+        let numbers: Vec<_> = self.watching.lock().channels.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.remove(number));
     }
 
@@ -157,37 +214,80 @@ impl LineWaiter {
         self.has_heard.store(true, Release);
     }
 
-    /// Whether there is something to receive; if not, neighbours ring when there is. A thread does not linger first: on a
-    /// busy machine one that is woken runs sooner than one that has given way.
-    fn has_something(&self) -> bool {
-        if self.has_line.load(Acquire) || self.has_heard.load(Acquire) {
-            return true;
-        }
-        let channels = self.channels.lock();
-        let rings = || channels.values().filter_map(|it| it.packets.as_ref());
+    /// A thread is about to sleep, and neighbours ring from now on when they have written something. `false` if there is
+    /// something to receive now, and the thread does not sleep. It does not linger first: on a busy machine one that is
+    /// woken runs sooner than one that has given way.
+    pub(super) fn falls_asleep(&self, is_beside: bool) -> bool {
+        let mut watching = self.watching.lock();
+        // In this order: whoever takes something in looks at it under the lock afterwards.
+        watching.sleepers += 1;
+        watching.is_beside |= is_beside;
+        let has_something = self.has_line.load(Acquire) || self.has_heard.load(Acquire);
         let is_busy = |watched: &Watched| {
             let ring = watched.packets.as_ref();
             ring.is_some_and(|ring| !ring.sleep())
         };
-        let Some((&number, watched)) = channels.iter().find(|(_, it)| is_busy(it)) else {
-            return false;
+        let mut channels = watching.channels.iter();
+        let busy = match has_something {
+            true => None,
+            false => channels.find(|(_, watched)| is_busy(watched)),
         };
-        rings().for_each(Watch::wake);
+        if let Some((_, watched)) = busy
+            && watching.sleepers > 1
+        {
+            watched.packets.iter().for_each(Watch::sleeps_on);
+        }
         // Of many channels, that one is read next.
-        let rings = watched.rings;
-        drop(channels);
-        self.note(Heard {
+        let busy = busy.map(|(&number, watched)| Heard {
             number,
-            rings,
+            rings: watched.rings,
             is_over: false,
         });
+        if has_something || busy.is_some() {
+            watching.one_is_awake();
+            watching.is_beside &= !is_beside;
+            drop(watching);
+            busy.into_iter().for_each(|heard| self.note(heard));
+            return false;
+        }
         true
+    }
+
+    /// A thread that has slept is awake.
+    pub(super) fn is_awake(&self, is_beside: bool) {
+        let mut watching = self.watching.lock();
+        watching.one_is_awake();
+        watching.is_beside &= !is_beside;
+    }
+
+    /// Takes in what the system has reported to a thread.
+    fn take_in(&self, events: &[epoll::Event], own: &OwnedFd) {
+        for event in events {
+            let data = event.data;
+            match data.u64() {
+                WAKES => hear(own),
+                LINE => self.leave_line(),
+                number => {
+                    let number = u32::try_from(number - CHANNELS);
+                    number.into_iter().for_each(|number| self.was_rung(number));
+                }
+            }
+        }
+    }
+
+    /// How long a thread waits at most.
+    fn timeout(&self, timeout: Option<Duration>) -> Option<Timespec> {
+        let timeout = match self.is_cut.load(Acquire) {
+            true => Some(timeout.map_or(RETRY, |timeout| timeout.min(RETRY))),
+            false => timeout,
+        };
+        timeout.and_then(|timeout| Timespec::try_from(timeout).ok())
     }
 
     /// A neighbour has rung, or has ended.
     fn was_rung(&self, number: u32) {
-        let mut channels = self.channels.lock();
-        let Some(watched) = channels.get_mut(&number) else {
+        let mut watching = self.watching.lock();
+        let Some(watched) = watching.channels.get_mut(&number) else {
             return;
         };
         let mut rings = [0; 64];
@@ -202,10 +302,10 @@ impl LineWaiter {
         };
         if is_over {
             // It would be reported again and again.
-            let _ = epoll::delete(&self.epoll, &watched.bell);
+            self.forget(&watched.bell);
         }
         let rings = watched.rings;
-        drop(channels);
+        drop(watching);
         self.note(Heard {
             number,
             rings,
@@ -214,47 +314,89 @@ impl LineWaiter {
     }
 }
 
+/// Room for what one wait reports.
+fn no_events() -> [epoll::Event; EVENTS] {
+    let none = epoll::Event {
+        flags: epoll::EventFlags::empty(),
+        data: epoll::EventData::new_u64(0),
+    };
+    [none; EVENTS]
+}
+
+/// Makes a counter readable. Fails only when 2^64 - 2 rings wait already.
+fn ring(counter: &OwnedFd) {
+    let _ = io::write(counter, &1_u64.to_ne_bytes());
+}
+
+/// Takes the rings. Another thread may have been faster: then there is nothing to read.
+fn hear(counter: &OwnedFd) {
+    let _ = io::read(counter, &mut [0; 8]);
+}
+
 impl Waiter for LineWaiter {
     fn wait(&self, timeout: Option<Duration>, packets: bool) {
-        if packets && self.has_something() {
+        let timeout = self.timeout(timeout);
+        if !packets && self.watching.lock().is_beside {
+            // The program's thread is told of everything else.
+            let mut polled = [PollFd::new(&self.wakes, PollFlags::IN)];
+            if let Ok(1..) = poll(&mut polled, timeout.as_ref()) {
+                hear(&self.wakes);
+            }
             return;
         }
-        let timeout = match self.is_cut.load(Acquire) {
-            true => Some(timeout.map_or(RETRY, |timeout| timeout.min(RETRY))),
-            false => timeout,
-        };
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut events = [epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        }; EVENTS];
-        // An error, such as a signal, is an early return.
-        let named = epoll::wait(&self.epoll, &mut events, timeout.as_ref()).unwrap_or(0);
-        if packets {
-            let channels = self.channels.lock();
-            let rings = channels.values().filter_map(|it| it.packets.as_ref());
-            rings.for_each(Watch::wake);
+        if packets && !self.falls_asleep(false) {
+            return;
         }
-        for event in &events[..named] {
+        let mut events = no_events();
+        // An error, such as a signal, is an early return.
+        let named = epoll::wait(&self.engine, &mut events, timeout.as_ref()).unwrap_or(0);
+        if packets {
+            self.is_awake(false);
+        }
+        self.take_in(&events[..named], &self.wakes);
+        let has_taken = |event: &epoll::Event| {
             let data = event.data;
-            match data.u64() {
-                WAKES => {
-                    let mut count = [0; 8];
-                    // Another thread may have been faster: then there is nothing to read.
-                    let _ = io::read(&self.wakes, &mut count);
-                }
-                LINE => self.leave_line(),
-                number => {
-                    let number = u32::try_from(number - CHANNELS);
-                    number.into_iter().for_each(|number| self.was_rung(number));
-                }
-            }
+            data.u64() != WAKES
+        };
+        // The program's thread has fallen asleep since: the system reports it nothing that was taken in here.
+        if events[..named].iter().any(has_taken) && self.watching.lock().is_beside {
+            ring(&self.changes);
         }
     }
 
     fn wake(&self) {
-        // Fails only when 2^64 - 2 wakes wait already.
-        let _ = io::write(&self.wakes, &1_u64.to_ne_bytes());
+        ring(&self.wakes);
+    }
+
+    fn has_place(&self, also: usize) -> bool {
+        also <= ALSO_MAX
+    }
+
+    fn wait_beside(
+        &self,
+        also: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Option<std::io::Result<()>> {
+        if !self.has_place(also.len()) {
+            return None;
+        }
+        let timeout = self.timeout(timeout);
+        if !self.falls_asleep(true) {
+            return Some(Ok(()));
+        }
+        let mut polled = ArrayVec::<_, { ALSO_MAX + 1 }>::new();
+        polled.push(PollFd::new(&self.beside, PollFlags::IN));
+        let also = also.iter().copied();
+        polled.extend(also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let waited = poll(&mut polled, timeout.as_ref());
+        self.is_awake(true);
+        if waited.is_ok() && !polled[0].revents().is_empty() {
+            let mut events = no_events();
+            let now = Timespec::default();
+            let named = epoll::wait(&self.beside, &mut events, Some(&now)).unwrap_or(0);
+            self.take_in(&events[..named], &self.changes);
+        }
+        Some(waited.map(drop).map_err(Into::into))
     }
 }
 

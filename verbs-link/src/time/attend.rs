@@ -10,6 +10,9 @@ use verbs_core::sync::{Arc, Weak, thread};
 
 use crate::time::{Instant, WallClock};
 
+/// Descriptors of its own that a thread of a program waits for beside the link's.
+pub(crate) const ALSO_MAX: usize = 16;
+
 /// How the engine's thread waits for packets when no consumer polls.
 pub trait Waiter: Send + Sync + fmt::Debug {
     /// Waits until a packet has arrived (only if `packets`), [`Waiter::wake`] was called since the last wait began, or

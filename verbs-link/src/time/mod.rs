@@ -12,6 +12,7 @@ mod engine;
 mod timers;
 mod wall;
 
+pub(crate) use attend::ALSO_MAX;
 pub use attend::{Attend, Waiter};
 pub use clock::{Clock, VirtualClock};
 pub use due::Due;

@@ -10,12 +10,10 @@ use verbs_core::sync::{Arc, plain};
 
 use super::interfaces::News;
 use crate::Waiter;
+use crate::time::ALSO_MAX;
 
 /// Sockets that one link may have.
 pub(super) const SOCKETS_MAX: usize = 320;
-
-/// Descriptors that a thread waits for beside the link's.
-const ALSO_MAX: usize = 16;
 
 /// Waits with `poll`.
 #[derive(Debug)]

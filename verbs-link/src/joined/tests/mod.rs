@@ -4,6 +4,7 @@ mod ends;
 mod list;
 mod near;
 mod rejoin;
+mod waits;
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -166,7 +166,7 @@ pub(super) fn write(rings: &mut Rings, message: &[u8]) -> Bell {
     written.expect("it makes sense").expect("there is room")
 }
 
-fn start() -> (WallClock, Instant) {
+pub(super) fn start() -> (WallClock, Instant) {
     let clock = WallClock::default();
     (clock, clock.now())
 }
@@ -455,56 +455,4 @@ fn a_neighbour_that_rings_without_end_is_broken_off() {
     });
     assert_eq!(said(&bed), Message::Broken(6));
     drop(rings);
-}
-
-/// Goal: threads at both ends that sleep when they have nothing to do lose nothing and never both sleep.
-#[test]
-fn sleeping_neighbours_wake_each_other() {
-    const ROUNDS: u32 = 3000;
-    let [mut one, mut other] = neighbours();
-    let echo = move |bed: &mut Bed, to: u32, first: bool| {
-        let waiter = bed.link.waiter().expect("there is one");
-        let mut next = 0;
-        if first {
-            send(&mut bed.link, &packet(to, &0_u32.to_le_bytes()), 64);
-            next = 1;
-        }
-        let (clock, start) = start();
-        while next < ROUNDS {
-            for text in texts(&mut bed.link) {
-                let number = u32::from_le_bytes(text.try_into().expect("four bytes"));
-                assert_eq!(number, next);
-                send(&mut bed.link, &packet(to, &(number + 1).to_le_bytes()), 64);
-                next += 2;
-            }
-            if next < ROUNDS {
-                // Without a time limit, in effect: a lost wake-up is not hidden.
-                waiter.wait(Some(PATIENCE * 2), true);
-            }
-            assert!(clock.now().since(start) < PATIENCE, "at {next}");
-        }
-    };
-    let there = thread::spawn(move || {
-        echo(&mut other, 0x5010, false);
-        other
-    });
-    echo(&mut one, 0x6010, true);
-    there.join().expect("no panic");
-}
-
-/// A reader that polls neither waits nor asks the system: the line is looked at when a waiting thread has seen something.
-#[test]
-fn a_quiet_line_is_not_looked_at() {
-    let [mut one, _other] = neighbours();
-    for _ in 0..2 * LOOKS {
-        arrived(&mut one.link);
-    }
-    assert_eq!(one.link.looks, 0);
-    say(&one.daemon, &Message::Gone(vec![3]));
-    arrived(&mut one.link);
-    assert_eq!(one.link.gone(), None, "nobody has looked");
-    let waiter = one.link.waiter().expect("there is one");
-    waiter.wait(Some(PATIENCE), false);
-    arrived(&mut one.link);
-    assert_eq!(one.link.gone(), Some(0x3000..0x4000));
 }
