@@ -12,3 +12,5 @@ pub(crate) const CHANGED: u8 = 4;
 pub(crate) const DEVICE: u8 = 5;
 /// A simulated run broke a rule.
 pub(crate) const BROKEN: u8 = 6;
+/// Another program does already what this one was to do.
+pub(crate) const RUNNING: u8 = 7;

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::nic::libraries;
 use crate::run::{Ended, HOST, Place, VERBS, address_of};
 
 /// A daemon on an address of its own, and its clients.
@@ -221,7 +222,7 @@ fn what_cannot_be_shared_is_said() {
     let again = host
         .place
         .verbs(&["host", "--socket", socket, "--bind", &host.address]);
-    assert_eq!(again.code, Some(1), "{again:?}");
+    assert_eq!(again.code, Some(7), "{again:?}");
     assert!(
         again.stderr.contains("another program shares this host"),
         "{again:?}"
@@ -387,4 +388,29 @@ fn namespaces_share_nothing_but_the_socket() {
     let mut host = Host::new(6);
     host.is_apart = true;
     killed_program_is_missed(&host);
+}
+
+/// Goal: of programs that are started at the same time, one starts the daemon, and all share its address. Method: none of them
+/// runs without it. The daemons end by themselves.
+#[test]
+fn programs_that_start_at_once_have_one_daemon() {
+    let place = Place::new();
+    let lib = libraries(&place);
+    for round in 0..20 {
+        let socket = place.path(&format!("host{round}"));
+        let address = address_of(HOST, 100 + round);
+        let run = || {
+            let mut command = Command::new(VERBS);
+            command.args(["run", "--host", "--device", &address, "--library"]);
+            command.arg(&lib).args(["--", "true"]);
+            command.env("VERBS_HOST_SOCKET", &socket);
+            command.stderr(Stdio::piped()).spawn().expect("it starts")
+        };
+        let programs: Vec<_> = (0..8).map(|_| run()).collect();
+        for program in programs {
+            let output = program.wait_with_output().expect("a child");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{round}: {said}");
+        }
+    }
 }

@@ -44,7 +44,7 @@ fn every_command_that_connects_looks_for_the_nic() {
 
 /// The libraries of `shims/ibverbs` under the names that the loader knows, in the folder `lib` of the place. They are a
 /// dependency of these tests, so cargo has built them before, into the folder of this program.
-fn libraries(place: &Place) -> PathBuf {
+pub(crate) fn libraries(place: &Place) -> PathBuf {
     let itself = std::env::current_exe().expect("this test is a file");
     let library = itself.with_file_name("libibverbs.so");
     assert!(library.exists(), "cargo has not built {library:?}");
@@ -150,6 +150,8 @@ fn files_below_sys_say_what_the_calls_say() {
     for device in [Some(named.as_str()), None] {
         let mut command = Command::new(VERBS);
         command.args(["run", "--library"]).arg(&lib);
+        // An address of its own: a daemon would outlive the test.
+        command.env("VERBS_HOST_SOCKET", "");
         command.args(device.map(|at| ["--device", at]).iter().flatten());
         command.args(["--", "sh", "-c", script, VERBS]);
         let output = command.output().expect("it starts");

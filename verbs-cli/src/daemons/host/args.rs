@@ -26,6 +26,7 @@ Examples, in three terminals:
 Exit codes:
   1  an address or the socket could not be had, or there is no daemon to ask
   2  the arguments are wrong
+  7  another daemon listens there already
 INT and TERM end it. Errors are one sentence on stderr.";
 
 /// Arguments of `verbs host`.

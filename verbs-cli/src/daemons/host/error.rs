@@ -29,6 +29,9 @@ pub(crate) enum HostError {
 
 impl HostError {
     pub(crate) fn exit_code(&self) -> u8 {
-        exit::FILES
+        match self {
+            Self::Running(_) => exit::RUNNING,
+            _ => exit::FILES,
+        }
     }
 }

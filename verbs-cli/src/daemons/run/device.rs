@@ -75,8 +75,8 @@ impl Device {
         }
     }
 
-    /// What programs find of it below /sys.
-    pub(super) fn shown(device: Option<&Self>) -> Shown {
+    /// What programs find of it below /sys; of one that is not named, if programs share an address.
+    pub(super) fn shown(device: Option<&Self>, is_shared: bool) -> Shown {
         let roce = Shown {
             name: "roce0",
             node_type: "1: CA",
@@ -85,9 +85,9 @@ impl Device {
             address: None,
         };
         match device {
-            // The first one that the library tries.
+            // The daemon's, or the first one that the library tries.
             None => Shown {
-                address: Some([127, 0, 0, 2].into()),
+                address: Some([127, 0, 0, if is_shared { 1 } else { 2 }].into()),
                 ..roce
             },
             Some(Self::Roce(address)) => Shown {

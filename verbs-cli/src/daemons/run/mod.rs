@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use clap::Args;
+use hca_sim::link::host;
 
 use self::device::Device;
 use crate::exit;
@@ -24,9 +25,11 @@ use crate::exit;
 pub(crate) const ABOUT: &str = "\
 Run a program that uses libibverbs or librdmacm on a software HCA, unmodified.
 
-The program finds one device, roce0, which speaks RoCE v2 over UDP port 4791 on an address of this host: the one of \
---device, or a free one of 127.0.0.0/8, so that several programs on one host reach each other without being told. Where `verbs host` runs, it has the addresses that this shares. With --device it can also be an RNIC over TCP, which is iWARP, or a node of a subnet \
-that `verbs subnet` hosts. Its network can be broken on purpose, repeatably. docs/PROGRAMS.md lists the programs that were \
+The program finds one device, roce0, which speaks RoCE v2 over UDP port 4791 on an address of this host. Without --device \
+that is 127.0.0.1, which all such programs share: `verbs host` is started if it does not run, and ends 10 seconds after its last \
+program. If it runs with other addresses, the device has these. A program that names another address of this host \
+gets that one, and one whose peer is on another host the one from which that is reached. With --device the device can also be an RNIC over TCP, \
+which is iWARP, or a node of a subnet that `verbs subnet` hosts. Its network can be broken on purpose, repeatably. docs/PROGRAMS.md lists the programs that were \
 tried. No privileges are needed.";
 
 pub(crate) const EXAMPLES: &str = "\
@@ -40,8 +43,7 @@ Examples, each in two terminals:
   verbs run --rsocket -- iperf3 -s                  sockets over RDMA
   verbs run --rsocket -- iperf3 -c 127.0.0.1
 
-  verbs run --host -- ib_write_bw                   several programs on 127.0.0.1
-  verbs run --host -- ib_write_bw 127.0.0.1
+  verbs run --host --device 192.0.2.1 -- rping -s   several programs on that address
 
   verbs run --device 192.0.2.1 -- ibv_rc_pingpong -g 0
   verbs run --device 192.0.2.2 -- ibv_rc_pingpong -g 0 192.0.2.1
@@ -61,7 +63,7 @@ Exit codes are the program's, and
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     /// Where the device is: ADDR, the address of this host that it has for RoCE; iwarp:ADDR, or iwarp for 127.0.0.1;
-    /// subnet:NODE or subnet:NODE:PORT, a node of a hosted subnet. Default: a free address of 127.0.0.0/8
+    /// subnet:NODE or subnet:NODE:PORT, a node of a hosted subnet. Default: 127.0.0.1, shared with other programs
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
     /// Lose so many of a thousand packets that come, 0 to 1000
@@ -86,8 +88,8 @@ pub(crate) struct RunArgs {
     /// Make rsockets of the program's TCP sockets: streams over RDMA, where the other end has them too
     #[arg(long)]
     rsocket: bool,
-    /// Share an address with the other programs of this host: start `verbs host` if it does not run, on the address of
-    /// --device or else 127.0.0.1. It ends 10 seconds after its last program
+    /// Share the address of --device with the other programs of this host: start `verbs host` there if it does not run, and
+    /// run nothing if that fails. It ends 10 seconds after its last program
     #[arg(long)]
     host: bool,
     /// Leave /dev and /sys as they are. Otherwise the program sees /dev/infiniband/uverbs0 and
@@ -134,20 +136,14 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
         let (program, error) = (OsString::new(), io::ErrorKind::NotFound.into());
         return RunError::Program { program, error };
     };
-    if args.host {
-        let address = match &args.device {
-            None => Ok(None),
-            Some(Device::Roce(address)) => Ok(Some(address.ip)),
-            Some(_) => Err("it shares an address for RoCE only".into()),
-        };
-        if let Err(why) = address.and_then(daemon::start) {
-            return RunError::Host(why);
-        }
-    }
+    let is_shared = match share(args) {
+        Ok(is_shared) => is_shared,
+        Err(why) => return RunError::Host(why),
+    };
     let mut command = command(args, program, rest, folder);
     if !args.no_namespace {
         // Few programs need it, and some systems refuse it.
-        let entered = namespace::enter(&Device::shown(args.device.as_ref()));
+        let entered = namespace::enter(&Device::shown(args.device.as_ref(), is_shared));
         if let Ok(Some(folder)) = entered {
             command.env("VERBS_SYSFS", folder);
         }
@@ -158,6 +154,31 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
     let error = command.exec();
     let program = program.clone();
     RunError::Program { program, error }
+}
+
+/// Sees to it that `verbs host` runs where the program is to share an address. Returns whether it does, or why it does not
+/// although the user wants it.
+fn share(args: &RunArgs) -> Result<bool, String> {
+    if args.host {
+        let address = match &args.device {
+            None => None,
+            Some(Device::Roce(address)) => Some(address.ip),
+            Some(_) => return Err("it shares an address for RoCE only".into()),
+        };
+        return daemon::start(address).map(|()| true);
+    }
+    let is_named = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    // Who names a device has it alone, and who names a socket has a daemon there, or wants none.
+    if args.device.is_some() || is_named("VERBS_DEVICE") || host::is_named() {
+        return Ok(false);
+    }
+    let started = daemon::start(None);
+    if let (Err(why), true) = (&started, args.explain) {
+        eprintln!(
+            "verbs run: the program shares no address, because `verbs host` cannot be started: {why}"
+        );
+    }
+    Ok(started.is_ok())
 }
 
 /// A library to preload, before those that the environment names.
