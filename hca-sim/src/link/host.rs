@@ -1,14 +1,16 @@
 //! The daemon of this host, where there is one: processes that share its addresses.
 //!
 //! A daemon (`verbs host`) listens at a Unix socket: the one that the variable `VERBS_HOST_SOCKET` names; or one in the
-//! user's runtime directory, `$XDG_RUNTIME_DIR/verbs-host`; or one in a folder of the user's own,
-//! `/tmp/verbs-host-UID/host`. The last two are only used if their folder belongs to the user. If the variable is set
-//! and empty, the process joins no daemon.
+//! user's runtime directory, `$XDG_RUNTIME_DIR/verbs-host-NETWORK`; or one in a folder of the user's own,
+//! `/tmp/verbs-host-UID/host-NETWORK`. The last two are only used if their folder belongs to the user. `NETWORK` is the number
+//! of the process's network namespace, whose addresses the daemon has: of programs in two of them, neither joins the
+//! other's by mistake. If the variable is set and empty, the process joins no daemon.
 
 #[doc(hidden)]
 pub mod uplink;
 
 use std::env;
+use std::fs::read_link;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -44,19 +46,37 @@ pub enum HostError {
 
 /// Where a daemon listens by default: the folder, and the socket in it.
 fn default_place() -> (PathBuf, PathBuf) {
+    let network = network();
     if let Some(folder) = runtime_folder() {
-        let socket = folder.join("verbs-host");
+        let socket = folder.join(format!("verbs-host{network}"));
         return (folder, socket);
     }
     let folder = temporary_folder("verbs-host");
-    let socket = folder.join("host");
+    let socket = folder.join(format!("host{network}"));
     (folder, socket)
+}
+
+/// The end of a name that is for the network namespace of this process; nothing where the system does not say which it is.
+fn network() -> String {
+    let name = read_link("/proc/self/ns/net").unwrap_or_default();
+    // As in `net:[4026531840]`.
+    let name = name.to_string_lossy();
+    let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+    match digits.is_empty() {
+        true => digits,
+        false => format!("-{digits}"),
+    }
 }
 
 /// The socket that the variable names: `Some(None)` if it says that there is no daemon.
 fn named() -> Option<Option<PathBuf>> {
     let value = variable(VARIABLE)?;
     Some((!value.is_empty()).then(|| value.into()))
+}
+
+/// Whether the user has said at which socket the daemon is, or that there is none.
+pub fn is_named() -> bool {
+    named().is_some()
 }
 
 /// Where a daemon that is started listens; its folder is made if it is the default one.
@@ -149,4 +169,25 @@ fn program() -> String {
     let path = env::args_os().next().unwrap_or_default();
     let name = Path::new(&path).file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    /// Goal: programs in two network namespaces do not meet at one daemon, whose addresses only one of them has.
+    #[test]
+    fn a_default_place_is_for_one_network() {
+        let namespace = fs::metadata("/proc/self/ns/net").expect("Linux has one");
+        let (folder, socket) = default_place();
+        assert!(socket.starts_with(&folder), "{socket:?}");
+        let name = socket.file_name().expect("a file").to_string_lossy();
+        assert!(
+            name.ends_with(&format!("host-{}", namespace.ino())),
+            "{name}"
+        );
+    }
 }
