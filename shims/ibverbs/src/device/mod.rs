@@ -46,10 +46,19 @@ static HCA: Mutex<Option<Made>> = Mutex::new(None);
 static SHOWN: AtomicPtr<abi::Device> = AtomicPtr::new(null_mut());
 
 /// The preferred address of the HCA, if the environment names none and it is not made yet.
-static PREFERRED: Mutex<Option<IpAddr>> = Mutex::new(None);
+static PREFERRED: Mutex<Option<Preferred>> = Mutex::new(None);
+
+/// Which address a program would have, as its first calls show.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Preferred {
+    /// That one.
+    Only(IpAddr),
+    /// Any; that one where the device is the program's own.
+    Any(IpAddr),
+}
 
 /// A program binds that address: the HCA gets it, if the environment names none and it is not made yet.
-pub(crate) fn prefer(address: IpAddr) {
+pub(crate) fn prefer(address: Preferred) {
     PREFERRED.lock().get_or_insert(address);
 }
 

@@ -19,7 +19,15 @@ use verbs_core::PortState;
 use verbs_core::process::variable;
 use verbs_core::sync::Arc;
 
-use super::PORT;
+use super::{PORT, Preferred};
+
+impl Preferred {
+    const fn address(self) -> IpAddr {
+        match self {
+            Self::Only(address) | Self::Any(address) => address,
+        }
+    }
+}
 
 /// An HCA, and its clock.
 #[derive(Clone)]
@@ -268,7 +276,7 @@ impl Place {
     }
 
     /// The HCA; at `preferred`, if the environment names no address and it is free.
-    pub(super) fn hca(self, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
+    pub(super) fn hca(self, preferred: Option<Preferred>) -> Result<Made, PlaceError> {
         if self.keepalive.is_some() && !matches!(self.at, At::Roce(_)) {
             return Err(PlaceError::NotRoce(KEEPALIVE));
         }
@@ -277,10 +285,10 @@ impl Place {
         Ok(Made { keepalive, ..made })
     }
 
-    fn made(self, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
+    fn made(self, preferred: Option<Preferred>) -> Result<Made, PlaceError> {
         match &self.at {
             At::Roce(address) => self.roce(*address, preferred),
-            At::Iwarp(address) => self.iwarp(address.or(preferred)),
+            At::Iwarp(address) => self.iwarp(address.or(preferred.map(Preferred::address))),
             At::Loopback => {
                 self.without_packets("the loopback link")?;
                 Ok(built(Hca::loopback(), Clock::wall(), Network::InfiniBand))
@@ -295,13 +303,22 @@ impl Place {
         }
     }
 
-    fn roce(&self, address: Option<IpAddr>, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
-        if let Some(link) = host::join(address.as_slice()).map_err(PlaceError::Host)? {
+    /// At the host's daemon, if that has the address which the environment or the program names.
+    fn roce(
+        &self,
+        address: Option<IpAddr>,
+        preferred: Option<Preferred>,
+    ) -> Result<Made, PlaceError> {
+        let named = match (address, preferred) {
+            (None, Some(Preferred::Only(named))) => Some(named),
+            (address, _) => address,
+        };
+        if let Some(link) = host::join(named.as_slice()).map_err(PlaceError::Host)? {
             return self.over(link, Network::Roce);
         }
         let link = match address {
             Some(address) => Udp::bind(&[address]).map_err(PlaceError::Link)?,
-            None => match preferred.map(|address| Udp::bind(&[address])) {
+            None => match preferred.map(|preferred| Udp::bind(&[preferred.address()])) {
                 Some(Ok(link)) => link,
                 _ => on_loopback()?,
             },

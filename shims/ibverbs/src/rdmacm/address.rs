@@ -20,7 +20,7 @@ use super::sockaddr::{from_c, path_of};
 use super::streams;
 use super::taken::complete;
 use crate::call::{Errno, explain, log, number};
-use crate::device;
+use crate::device::{self, Preferred};
 use crate::live::look;
 
 /// How often the administrator is asked again within the program's time.
@@ -45,8 +45,8 @@ pub(super) fn bind_as_named(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
 
 fn prefer(ip: IpAddr) {
     device::prefer(match ip.is_unspecified() {
-        true => Ipv4Addr::LOCALHOST.into(),
-        false => ip,
+        true => Preferred::Any(Ipv4Addr::LOCALHOST.into()),
+        false => Preferred::Only(ip),
     });
 }
 
@@ -258,7 +258,9 @@ fn prefer_for(peer: SocketAddr) {
         .connect(SocketAddr::new(ip, ANY_PORT))
         .and_then(|()| socket.local_addr());
     match from.map(|from| from.ip()) {
-        Ok(from) if from != ip && !from.is_loopback() => device::prefer(from),
+        Ok(from) if from != ip && !from.is_loopback() => {
+            device::prefer(Preferred::Only(from));
+        }
         _ => {}
     }
 }
