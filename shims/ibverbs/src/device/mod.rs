@@ -57,6 +57,14 @@ pub(crate) enum Preferred {
     Any(IpAddr),
 }
 
+impl Preferred {
+    const fn address(self) -> IpAddr {
+        match self {
+            Self::Only(address) | Self::Any(address) => address,
+        }
+    }
+}
+
 /// A program binds that address: the HCA gets it, if the environment names none and it is not made yet.
 pub(crate) fn prefer(address: Preferred) {
     PREFERRED.lock().get_or_insert(address);

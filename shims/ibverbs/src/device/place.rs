@@ -21,14 +21,6 @@ use verbs_core::sync::Arc;
 
 use super::{PORT, Preferred};
 
-impl Preferred {
-    const fn address(self) -> IpAddr {
-        match self {
-            Self::Only(address) | Self::Any(address) => address,
-        }
-    }
-}
-
 /// An HCA, and its clock.
 #[derive(Clone)]
 pub(crate) struct Made {
