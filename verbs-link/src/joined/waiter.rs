@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io;
 use rustix::net::RecvFlags;
 use verbs_core::sync::Arc;
@@ -20,7 +20,7 @@ use verbs_core::sync::plain::{
 
 use crate::Waiter;
 use crate::ring::{Mapped, Watch};
-use crate::time::ALSO_MAX;
+use crate::time::{ALSO_MAX, Wakes};
 
 /// How often a port without a daemon looks for one.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
@@ -65,9 +65,26 @@ impl Watching {
         channels.filter_map(|watched| watched.packets.as_ref())
     }
 
+    /// Neighbours ring from now on when they have written something. Returns the first channel that has something already.
+    fn lies_down(&self) -> Option<Heard> {
+        let is_busy = |ring: &Watch<Mapped>| !ring.sleep();
+        let mut channels = self.channels.iter();
+        let (&number, watched) =
+            channels.find(|(_, it)| it.packets.as_ref().is_some_and(is_busy))?;
+        if self.sleepers > 1 {
+            watched.packets.iter().for_each(Watch::sleeps_on);
+        }
+        Some(Heard {
+            number,
+            rings: watched.rings,
+            is_over: false,
+        })
+    }
+
     /// A thread that has slept is awake.
-    fn one_is_awake(&mut self) {
+    fn one_is_awake(&mut self, was_beside: bool) {
         self.sleepers -= 1;
+        self.is_beside &= !was_beside;
         // Neighbours go on ringing for the other one.
         if self.sleepers == 0 {
             self.rings().for_each(Watch::wake);
@@ -78,10 +95,10 @@ impl Watching {
 pub(super) struct LineWaiter {
     /// The line and the bells, and `wakes`, for the engine's thread.
     engine: OwnedFd,
-    wakes: OwnedFd,
+    wakes: Wakes,
     /// The line and the bells, and `changes`, for the program's thread.
     beside: OwnedFd,
-    changes: OwnedFd,
+    changes: Wakes,
     /// There is no daemon: a thread that waits looks for one now and then.
     is_cut: AtomicBool,
     /// The line has something to read, or has ended. Reported once by the system; whoever clears it reads.
@@ -95,12 +112,11 @@ pub(super) struct LineWaiter {
 
 impl LineWaiter {
     pub(super) fn new(line: &OwnedFd) -> io::Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let waiter = Self {
             engine: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            wakes: eventfd(0, flags)?,
+            wakes: Wakes::new()?,
             beside: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            changes: eventfd(0, flags)?,
+            changes: Wakes::new()?,
             is_cut: AtomicBool::new(false),
             has_line: AtomicBool::new(true),
             watching: Mutex::default(),
@@ -146,7 +162,7 @@ impl LineWaiter {
 
     /// What is waited for has changed: threads that wait begin again.
     fn changed(&self) {
-        ring(&self.changes);
+        self.changes.ring();
         self.wake();
     }
 
@@ -223,49 +239,31 @@ impl LineWaiter {
         watching.sleepers += 1;
         watching.is_beside |= is_beside;
         let has_something = self.has_line.load(Acquire) || self.has_heard.load(Acquire);
-        let is_busy = |watched: &Watched| {
-            let ring = watched.packets.as_ref();
-            ring.is_some_and(|ring| !ring.sleep())
-        };
-        let mut channels = watching.channels.iter();
         let busy = match has_something {
             true => None,
-            false => channels.find(|(_, watched)| is_busy(watched)),
+            false => watching.lies_down(),
         };
-        if let Some((_, watched)) = busy
-            && watching.sleepers > 1
-        {
-            watched.packets.iter().for_each(Watch::sleeps_on);
+        if !has_something && busy.is_none() {
+            return true;
         }
+        watching.one_is_awake(is_beside);
+        drop(watching);
         // Of many channels, that one is read next.
-        let busy = busy.map(|(&number, watched)| Heard {
-            number,
-            rings: watched.rings,
-            is_over: false,
-        });
-        if has_something || busy.is_some() {
-            watching.one_is_awake();
-            watching.is_beside &= !is_beside;
-            drop(watching);
-            busy.into_iter().for_each(|heard| self.note(heard));
-            return false;
-        }
-        true
+        busy.into_iter().for_each(|heard| self.note(heard));
+        false
     }
 
     /// A thread that has slept is awake.
     pub(super) fn is_awake(&self, is_beside: bool) {
-        let mut watching = self.watching.lock();
-        watching.one_is_awake();
-        watching.is_beside &= !is_beside;
+        self.watching.lock().one_is_awake(is_beside);
     }
 
     /// Takes in what the system has reported to a thread.
-    fn take_in(&self, events: &[epoll::Event], own: &OwnedFd) {
+    fn take_in(&self, events: &[epoll::Event], own: &Wakes) {
         for event in events {
             let data = event.data;
             match data.u64() {
-                WAKES => hear(own),
+                WAKES => own.take(),
                 LINE => self.leave_line(),
                 number => {
                     let number = u32::try_from(number - CHANNELS);
@@ -323,16 +321,6 @@ fn no_events() -> [epoll::Event; EVENTS] {
     [none; EVENTS]
 }
 
-/// Makes a counter readable. Fails only when 2^64 - 2 rings wait already.
-fn ring(counter: &OwnedFd) {
-    let _ = io::write(counter, &1_u64.to_ne_bytes());
-}
-
-/// Takes the rings. Another thread may have been faster: then there is nothing to read.
-fn hear(counter: &OwnedFd) {
-    let _ = io::read(counter, &mut [0; 8]);
-}
-
 impl Waiter for LineWaiter {
     fn wait(&self, timeout: Option<Duration>, packets: bool) {
         let timeout = self.timeout(timeout);
@@ -340,7 +328,7 @@ impl Waiter for LineWaiter {
             // The program's thread is told of everything else.
             let mut polled = [PollFd::new(&self.wakes, PollFlags::IN)];
             if let Ok(1..) = poll(&mut polled, timeout.as_ref()) {
-                hear(&self.wakes);
+                self.wakes.take();
             }
             return;
         }
@@ -360,12 +348,12 @@ impl Waiter for LineWaiter {
         };
         // The program's thread has fallen asleep since: the system reports it nothing that was taken in here.
         if events[..named].iter().any(has_taken) && self.watching.lock().is_beside {
-            ring(&self.changes);
+            self.changes.ring();
         }
     }
 
     fn wake(&self) {
-        ring(&self.wakes);
+        self.wakes.ring();
     }
 
     fn has_place(&self, also: usize) -> bool {

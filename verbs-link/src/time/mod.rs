@@ -10,6 +10,7 @@ mod clock;
 mod due;
 mod engine;
 mod timers;
+mod wakes;
 mod wall;
 
 pub(crate) use attend::ALSO_MAX;
@@ -19,4 +20,5 @@ pub use due::Due;
 pub use engine::Engine;
 pub use timers::Timer;
 pub use verbs_core::time::Instant;
+pub use wakes::Wakes;
 pub use wall::WallClock;

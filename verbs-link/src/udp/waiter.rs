@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io;
 use verbs_core::sync::{Arc, plain};
 
 use super::interfaces::News;
 use crate::Waiter;
-use crate::time::ALSO_MAX;
+use crate::time::{ALSO_MAX, Wakes};
 
 /// Sockets that one link may have.
 pub(super) const SOCKETS_MAX: usize = 320;
@@ -18,9 +18,9 @@ pub(super) const SOCKETS_MAX: usize = 320;
 /// Waits with `poll`.
 #[derive(Debug)]
 pub(super) struct Poller {
-    wakes: OwnedFd,
+    wakes: Wakes,
     /// Written when the sockets change: a thread that waits in the place of the engine's begins again with them.
-    changes: OwnedFd,
+    changes: Wakes,
     news: Arc<News>,
     /// The link's sockets. A wait in progress keeps the old ones alive when they change.
     sockets: plain::Mutex<Arc<[Arc<OwnedFd>]>>,
@@ -28,10 +28,9 @@ pub(super) struct Poller {
 
 impl Poller {
     pub(super) fn new(news: Arc<News>, sockets: Arc<[Arc<OwnedFd>]>) -> io::Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
-            wakes: eventfd(0, flags)?,
-            changes: eventfd(0, flags)?,
+            wakes: Wakes::new()?,
+            changes: Wakes::new()?,
             news,
             sockets: plain::Mutex::new(sockets),
         })
@@ -40,19 +39,9 @@ impl Poller {
     /// The link has other sockets now; a waiting thread begins again with them.
     pub(super) fn replace(&self, sockets: Arc<[Arc<OwnedFd>]>) {
         *self.sockets.lock() = sockets;
-        ring(&self.changes);
+        self.changes.ring();
         self.wake();
     }
-}
-
-/// Makes a counter readable. Fails only when 2^64 - 2 rings wait already.
-fn ring(counter: &OwnedFd) {
-    let _ = io::write(counter, &1_u64.to_ne_bytes());
-}
-
-/// Takes the rings. Another thread may have been faster: then there is nothing to read.
-fn hear(counter: &OwnedFd) {
-    let _ = io::read(counter, &mut [0; 8]);
 }
 
 impl Waiter for Poller {
@@ -75,12 +64,12 @@ impl Waiter for Poller {
         }
         self.news.waited(!polled[1].revents().is_empty());
         if !polled[0].revents().is_empty() {
-            hear(&self.wakes);
+            self.wakes.take();
         }
     }
 
     fn wake(&self) {
-        ring(&self.wakes);
+        self.wakes.ring();
     }
 
     fn has_place(&self, also: usize) -> bool {
@@ -111,7 +100,7 @@ impl Waiter for Poller {
         if waited.is_ok() {
             self.news.waited(!polled[1].revents().is_empty());
             if !polled[0].revents().is_empty() {
-                hear(&self.changes);
+                self.changes.take();
             }
         }
         Some(waited.map(drop).map_err(Into::into))

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io;
 use rustix::thread::sched_yield;
 use verbs_core::sync::Arc;
@@ -11,6 +11,7 @@ use verbs_core::sync::plain::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use verbs_link::Waiter;
 use verbs_link::ring::{Mapped, Watch};
+use verbs_link::time::Wakes;
 
 /// How often a thread that has had packets checks for more before it sleeps, yielding to others in between. If
 /// the others have nothing to do, that is about 30 us, roughly the cost of waking a thread on another processor;
@@ -19,7 +20,7 @@ const LINGERS: usize = 100;
 
 #[derive(Debug)]
 pub(super) struct SocketWaiter {
-    wakes: OwnedFd,
+    wakes: Wakes,
     socket: Arc<OwnedFd>,
     packets: Watch<Mapped>,
     /// The host has ended: its socket is always ready, and never has a message.
@@ -35,7 +36,7 @@ pub(super) struct SocketWaiter {
 impl SocketWaiter {
     pub(super) fn new(socket: Arc<OwnedFd>, packets: Watch<Mapped>) -> io::Result<Self> {
         Ok(Self {
-            wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            wakes: Wakes::new()?,
             socket,
             packets,
             is_closed: AtomicBool::new(false),
@@ -110,15 +111,12 @@ impl Waiter for SocketWaiter {
                 self.was_rung.store(true, Relaxed);
             }
             if !polled[0].revents().is_empty() {
-                let mut count = [0; 8];
-                // Another thread may have been faster: then there is nothing to read.
-                let _ = io::read(&self.wakes, &mut count);
+                self.wakes.take();
             }
         }
     }
 
     fn wake(&self) {
-        // Fails only if 2^64 - 2 wake-ups are already pending.
-        let _ = io::write(&self.wakes, &1_u64.to_ne_bytes());
+        self.wakes.ring();
     }
 }

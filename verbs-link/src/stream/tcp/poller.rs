@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::stream::{Interest, Token};
-use crate::time::Waiter;
+use crate::time::{Waiter, Wakes};
 
 /// Sockets that one look names at most; the others are named by the next one.
 const READY_MAX: usize = 64;
 
-/// Level-triggered `epoll`, and an `eventfd` to end a wait.
+/// Level-triggered `epoll`, and what ends a wait.
 #[derive(Debug)]
 pub(super) struct Poller {
     epoll: OwnedFd,
-    wakes: OwnedFd,
+    wakes: Wakes,
 }
 
 impl Poller {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
-            wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            wakes: Wakes::new()?,
         })
     }
 
@@ -83,14 +83,11 @@ impl Waiter for Poller {
         let woken =
             poll(&mut polled, timeout.as_ref()).is_ok_and(|_| !polled[0].revents().is_empty());
         if woken {
-            let mut count = [0; 8];
-            // Another thread may have been quicker: then there is nothing to take back.
-            let _ = rustix::io::read(&self.wakes, &mut count);
+            self.wakes.take();
         }
     }
 
     fn wake(&self) {
-        // Fails only when 2^64 - 2 wakes wait already.
-        let _ = rustix::io::write(&self.wakes, &1_u64.to_ne_bytes());
+        self.wakes.ring();
     }
 }
