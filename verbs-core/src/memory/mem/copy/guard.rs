@@ -242,7 +242,7 @@ mod handler {
             )
         };
         // A signal that a process sent is no fault.
-        if !sent && machine::go_on(context_of, addr) {
+        if !sent && machine::go_on(context_of) {
             leave(addr);
             return;
         }
@@ -286,11 +286,8 @@ mod handler {
     mod machine {
         use libc::{REG_RIP, REG_RSP, ucontext_t};
 
-        /// Below the stack pointer, a fault may be one of a stack that has no room left.
-        const STACK: usize = 64 << 10;
-
         /// Goes on after a copy, if the fault was in one.
-        pub(super) fn go_on(context: &mut ucontext_t, addr: usize) -> bool {
+        pub(super) fn go_on(context: &mut ucontext_t) -> bool {
             let registers = &mut context.uc_mcontext.gregs;
             let at = registers[REG_RIP as usize] as usize;
             if let Some(after) = super::after_block(at) {
@@ -298,17 +295,36 @@ mod handler {
                 return true;
             }
             let stack = registers[REG_RSP as usize] as usize;
-            if !stack.is_multiple_of(8) || addr.abs_diff(stack) < STACK {
-                return false;
-            }
-            // SAFETY: the word on top of a thread's stack, which is not what the fault was about.
-            let back = unsafe { *(stack as *const usize) };
-            let Some(after) = super::after_call(back) else {
+            let Some(after) = word(stack).and_then(super::after_call) else {
                 return false;
             };
             registers[REG_RIP as usize] = after as i64;
             registers[REG_RSP as usize] = (stack + 8) as i64;
             true
+        }
+
+        /// The word on top of a stack; `None` if the stack has no room left, so that the fault was in using it. How far
+        /// the fault was from it says nothing: memory of the program may lie next to a stack, or in one.
+        fn word(stack: usize) -> Option<usize> {
+            if !stack.is_multiple_of(8) {
+                return None;
+            }
+            // SAFETY: the system reads the word as a set of signals, says EFAULT if it cannot, and then refuses what is
+            // asked, as there is no action -1. `errno` is the thread's, and is put back.
+            let refused = unsafe {
+                let errno = libc::__errno_location();
+                let before = *errno;
+                libc::syscall(
+                    libc::SYS_rt_sigprocmask,
+                    -1,
+                    stack,
+                    std::ptr::null::<u64>(),
+                    size_of::<u64>(),
+                );
+                std::mem::replace(&mut *errno, before)
+            };
+            // SAFETY: the system has just read it, and the thread that it is a stack of is this one.
+            (refused != libc::EFAULT).then(|| unsafe { *(stack as *const usize) })
         }
     }
 
@@ -320,7 +336,7 @@ mod handler {
         const LR: usize = 30;
 
         /// Goes on after a copy, if the fault was in one.
-        pub(super) fn go_on(context: &mut ucontext_t, _: usize) -> bool {
+        pub(super) fn go_on(context: &mut ucontext_t) -> bool {
             let machine = &mut context.uc_mcontext;
             let back = machine.regs[LR] as usize;
             let after = super::after_block(machine.pc as usize).or_else(|| super::after_call(back));

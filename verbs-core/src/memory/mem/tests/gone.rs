@@ -145,6 +145,37 @@ fn overlaps_and_words_end_as_well() {
     assert_eq!(at(border - 8, 8).word().unwrap().fetch_add(1), Ok(0));
 }
 
+/// Goal: it does not matter where the memory lies. Method: it is part of the stack of the thread that copies, near to what
+/// the thread uses of it, and is copied by straight-line moves and by the library's ways with long copies.
+#[test]
+fn memory_in_a_stack_ends_as_well() {
+    /// A page for what is there and one that is gone, wherever pages begin.
+    struct Pages([u8; 3 * PAGE]);
+    catch_faults().unwrap();
+    let mut pages = Pages([1; 3 * PAGE]);
+    let whole = pages.0.as_mut_ptr();
+    // SAFETY: one of the first two pages of the three; and a page that nothing but this test uses.
+    let (start, gone) = unsafe {
+        let start = whole.add(whole.align_offset(PAGE));
+        (NonNull::new(start).unwrap(), start.add(PAGE))
+    };
+    let protect = |rights| {
+        // SAFETY: the second whole page is in `pages`, and so is used by nobody else.
+        unsafe { mprotect(gone.cast(), PAGE, rights) }.unwrap();
+    };
+    // SAFETY: two pages as long as this function runs; what is done to the rights is the test's subject.
+    let memory = unsafe { Memory::foreign(start, 2 * PAGE, Box::new(())) };
+    let mut bytes = [0; PAGE];
+    protect(MprotectFlags::empty());
+    let ended = lengths().filter(|&len| len < PAGE).find(|&len| {
+        let from = PAGE + 1 - len;
+        memory.read(from, &mut bytes[..len]).is_ok() || memory.write(from, &bytes[..len]).is_ok()
+    });
+    protect(MprotectFlags::READ | MprotectFlags::WRITE);
+    assert_eq!(ended, None);
+    assert_eq!(memory.read(PAGE / 2, &mut bytes), Ok(()));
+}
+
 /// Goal: a fault of one thread is never told to another.
 #[test]
 fn a_fault_is_its_threads_own() {
@@ -174,10 +205,11 @@ fn a_fault_is_its_threads_own() {
 #[test]
 fn other_faults_are_the_programs() {
     use std::os::unix::process::ExitStatusExt;
-    let ways: [(&str, fn(), _); 3] = [
+    let ways: [(&str, fn(), _); 4] = [
         ("by-a-fault", dies_of_a_fault, (Some(libc::SIGSEGV), None)),
         ("by-a-signal", dies_of_a_signal, (Some(libc::SIGSEGV), None)),
         ("by-its-handler", handles_its_faults, (None, Some(77))),
+        ("by-no-room", has_no_stack_left, (None, Some(77))),
     ];
     // No test has that name, so the argument skips none, and only tells the way.
     let told = |way: &str| std::env::args().any(|arg| arg == way);
@@ -212,7 +244,8 @@ fn dies_of_a_signal() {
     unsafe { libc::raise(libc::SIGSEGV) };
 }
 
-fn handles_its_faults() {
+/// From now on, a fault that is handed on ends the process with 77.
+fn has_a_handler() {
     extern "C" fn handler(_: libc::c_int) {
         // SAFETY: ends the process.
         unsafe { libc::_exit(77) };
@@ -220,9 +253,27 @@ fn handles_its_faults() {
     // SAFETY: the handler does what a handler may.
     unsafe { libc::signal(libc::SIGSEGV, handler as *const () as usize) };
     catch_faults().unwrap();
+}
+
+fn handles_its_faults() {
+    has_a_handler();
     let own = Own::new();
     own.protect(PAGE, MprotectFlags::empty());
     assert!(own.memory().write(PAGE, &[1]).is_err(), "this one is not");
     // SAFETY: none: the fault is the test's subject.
     unsafe { own.0.as_ptr().add(PAGE).write_volatile(1) };
+}
+
+/// The fault is in using the stack, so the handler must not look at what is on top of it.
+fn has_no_stack_left() {
+    #[inline(never)]
+    fn deeper(depth: u64) -> u64 {
+        let room = std::hint::black_box([depth; 4 * PAGE]);
+        match depth {
+            u64::MAX => 0,
+            _ => room[PAGE] + deeper(depth + 1) + room[depth as usize % PAGE],
+        }
+    }
+    has_a_handler();
+    std::hint::black_box(deeper(0));
 }
