@@ -61,17 +61,14 @@ impl Outcome {
             None => {}
         }
         if self.is_over {
+            // Who finds work flushed is to know why.
             endpoint.raise(CmEvent::Disconnected);
+            if let Some(state) = state_of(endpoint) {
+                state.lock().end(endpoint);
+            }
         }
         if self.is_over || self.is_closed {
             endpoint.raise(CmEvent::Closed);
-        }
-    }
-
-    fn over() -> Self {
-        Self {
-            is_over: true,
-            ..Self::default()
         }
     }
 }
@@ -228,18 +225,14 @@ impl Inner {
                 self.done(arrival.private_data)
             }
             Act::Fail => self.failed(Failure::of(arrival)),
-            Act::CompleteAndEnd => {
-                let answer = self.done(Vec::new()).answer;
-                self.end(endpoint);
-                Outcome {
-                    answer,
-                    ..Outcome::over()
-                }
-            }
-            Act::End => {
-                self.end(endpoint);
-                Outcome::over()
-            }
+            Act::CompleteAndEnd => Outcome {
+                is_over: true,
+                ..self.done(Vec::new())
+            },
+            Act::End => Outcome {
+                is_over: true,
+                ..Outcome::default()
+            },
             Act::Forget => Outcome {
                 is_closed: true,
                 ..Outcome::default()
@@ -321,9 +314,8 @@ impl Inner {
         }
     }
 
-    /// The connection has ended. Confirms the peer's disconnect.
+    /// The connection has ended, and its user knows. Confirms the peer's disconnect.
     fn end(&mut self, endpoint: &CmCore) {
-        self.state = State::Over;
         if let Some(qp) = endpoint.qp() {
             moves::to_error(&qp);
         }

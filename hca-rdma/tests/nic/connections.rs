@@ -8,7 +8,8 @@ use futures::executor::block_on;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{
     Access, CmEndpoint, CmEvent, CmParam, CmReply, CmRequest, CmSink, Cq, Device, Error, Issued,
-    Memory, Mr, Pd, PortCaps, Qp, QpInit, QpState, Recv, Send, TransportType, Wc, WcStatus, Why,
+    Memory, Mr, Pd, PortCaps, Provider, Qp, QpInit, QpState, Recv, Send, TransportType, Wc,
+    WcStatus, Why,
 };
 
 use crate::rdma_core::{address, is_our_own, nic};
@@ -237,6 +238,42 @@ fn a_connection_carries_data_both_ways_and_ends_at_either_side() {
         passive.0.unbind().wait().unwrap();
         passive.1.destroy().wait().unwrap();
     }
+}
+
+/// Goal: who finds work flushed knows already that the peer has closed the connection. Method: whoever hears of the end polls.
+#[test]
+fn the_end_is_told_before_work_is_flushed() {
+    struct Polls(Mutex<(Cq, Sender<usize>)>);
+    impl CmSink for Polls {
+        fn event(&self, event: CmEvent) {
+            if matches!(event, CmEvent::Disconnected) {
+                let (cq, sender) = &mut *self.0.lock();
+                let flushed = cq.poll(&mut [Wc::default()]).len();
+                tell(sender, flushed);
+            }
+        }
+    }
+    let (client, server) = (Host::new(), Host::new());
+    let mut connected = Connected::new(&client, &server);
+    let Host {
+        mr, cq, pd, nic, ..
+    } = server;
+    let passive = &mut connected.passive;
+    let recv = Recv::new(1).into(mr.slice(0..64));
+    passive.1.post_recv(recv).unwrap();
+    let (sender, polled) = channel();
+    let sink = Arc::new(Polls(Mutex::new((cq, sender))));
+    passive.0.events_to(Arc::clone(&sink) as _);
+    connected.active.1.to_error().wait().unwrap();
+    let early = taken(&polled);
+    // Over TCP the kernel flushes first.
+    if nic.query_provider(1).transport != TransportType::Iwarp {
+        assert_eq!(early, 0);
+    }
+    until(|| state(&passive.1) == QpState::Err);
+    let flushed = || sink.0.lock().0.poll(&mut [Wc::default()]).len() == 1;
+    until(|| early == 1 || flushed());
+    drop((connected, sink, mr, pd));
 }
 
 #[test]

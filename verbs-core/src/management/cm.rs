@@ -112,7 +112,8 @@ pub trait CmSink: Send + Sync {
 pub enum CmEvent {
     /// A peer asks a listening endpoint for a connection.
     ConnectRequest(CmRequest),
-    /// The peer has closed the connection; or it broke, from a provider that cannot tell. Posted work is flushed.
+    /// The peer has closed the connection; or it broke, from a provider that cannot tell. Posted work is flushed
+    /// afterwards, so that who finds it flushed knows why; an RDMA NIC over TCP may flush it before.
     Disconnected,
     /// Nothing happens to the endpoint any longer; without a `Disconnected` before, its connection broke.
     Closed,
