@@ -8,7 +8,9 @@ use std::time::Duration;
 use verbs_core::host::channel::FEATURE;
 use verbs_core::host::command::{decode_result, encode_call};
 use verbs_core::host::list::Cursor;
-use verbs_core::host::message::{Hello, MESSAGE_MAX, Packets, PortNews, Service};
+use verbs_core::host::message::{
+    Hello, MESSAGE_MAX, Packets, PortNews, Service, VERSION, VERSION_LEAST,
+};
 use verbs_core::host::{Block, Handle, Message};
 use verbs_core::testing::Null;
 use verbs_core::time::Instant;
@@ -51,8 +53,8 @@ struct World {
 
 fn hello() -> Vec<u8> {
     let hello = Hello {
-        lowest: 1,
-        highest: 1,
+        lowest: VERSION_LEAST,
+        highest: VERSION,
         features: FEATURE,
         addresses: Vec::new(),
         name: "program".into(),

@@ -42,10 +42,10 @@ pub const DESCRIPTORS_MAX: usize = 4;
 pub const HEADER: usize = 16;
 
 /// The newest version of the line that this crate speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// The oldest.
-pub const VERSION_LEAST: u16 = 1;
+pub const VERSION_LEAST: u16 = 2;
 
 /// Bytes of packets in one message at most.
 pub const PACKETS_MAX: usize = MESSAGE_MAX - HEADER - PACKETS_HEAD;

@@ -8,9 +8,12 @@ use std::time::Duration;
 use crate::addr::Qpn;
 
 /// Bits of a queue pair number that count within a block.
-const INDEX_BITS: u32 = 12;
+///
+/// A block is the least that a process takes, and rests for two minutes after it: 16,382 of them last for a hundred processes
+/// that end each second.
+const INDEX_BITS: u32 = 10;
 
-/// Queue pair numbers of one process: 4,096 of them, with the same upper 12 bits. Whose a number is can be seen from
+/// Queue pair numbers of one process: 1,024 of them, with the same upper 14 bits. Whose a number is can be seen from
 /// the number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block(u16);
@@ -20,12 +23,12 @@ impl Block {
     pub const DAEMON: Self = Self(0);
 
     /// The last that clients can have. Above is the number of multicast packets.
-    pub const LAST: Self = Self(0xffe);
+    pub const LAST: Self = Self(0x3ffe);
 
     /// The block with that number. `None` if there is none.
     pub const fn new(number: u16) -> Option<Self> {
         match number {
-            0..=0xffe => Some(Self(number)),
+            0..=0x3ffe => Some(Self(number)),
             _ => None,
         }
     }
@@ -160,12 +163,12 @@ mod tests {
 
     #[test]
     fn a_number_names_its_block() {
-        let block = Block::new(0xabc).expect("there is one");
-        assert_eq!(block.qpns(), 0xabc000..0xabd000);
+        let block = Block::new(0x2af3).expect("there is one");
+        assert_eq!(block.qpns(), 0xabcc00..0xabd000);
         assert_eq!(Block::of(Qpn::new(0xabcdef)), Some(block));
         assert_eq!(Block::of(Qpn::new(1)), Some(Block::DAEMON));
         assert_eq!(Block::of(Qpn::MULTICAST), None);
-        assert_eq!(Block::new(0xfff), None);
+        assert_eq!(Block::new(0x3fff), None);
     }
 
     /// Goal: a number is not used again before packets to its last owner are gone, and blocks run out without that.

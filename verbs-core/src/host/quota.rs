@@ -8,7 +8,7 @@ use crate::host::bytes::encode;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Quota {
-    /// Blocks of queue pair numbers: 4,096 numbers each.
+    /// Blocks of queue pair numbers: 1,024 numbers each.
     Blocks,
     /// Commands that have not been answered.
     Commands,
@@ -79,12 +79,11 @@ impl Quota {
     /// How many one client may have; of [`Quota::Clients`], one process.
     pub const fn max(self) -> u32 {
         match self {
-            Self::Blocks => 4,
             Self::Commands | Self::Listeners | Self::Memory | Self::Channels => 256,
             Self::Objects => 16_384,
             Self::Connections => 4096,
             Self::Groups | Self::Clients => 64,
-            Self::NewChannels => 16,
+            Self::Blocks | Self::NewChannels => 16,
         }
     }
 
@@ -93,8 +92,8 @@ impl Quota {
     pub const fn max_of(self, holder: Holder) -> u32 {
         match (holder, self) {
             (Holder::Process, _) => self.max(),
-            (Holder::Host, Self::Clients) => 1024,
-            (Holder::Host, Self::Blocks) => 4094,
+            (Holder::Host, Self::Clients) => 4096,
+            (Holder::Host, Self::Blocks) => 16_382,
             (Holder::Host, Self::Groups) => 256,
             (Holder::Host, _) => u32::MAX,
             (Holder::User, Self::Clients | Self::Blocks | Self::Groups) => {

@@ -6,7 +6,7 @@ use verbs_core::host::{Block, Channel, Message};
 
 use super::{Daemon, Ended};
 use crate::channel::{ChannelEnd, NewChannel, RING_LEN, State};
-use crate::client::ClientId;
+use crate::client::{ClientId, acquaint};
 
 /// What a channel takes of each end's quotas.
 const TAKES: [Quota; 2] = [Quota::Channels, Quota::NewChannels];
@@ -68,6 +68,7 @@ impl Daemon {
             self.tell(client, &none);
             return Ok(());
         };
+        acquaint(&mut self.clients, client, other);
         match self.channels.between(client, other) {
             Some((_, channel)) if matches!(channel.state, State::Making(_)) => {}
             Some((number, channel)) => match channel.end_of(client) {

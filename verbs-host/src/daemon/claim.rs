@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use verbs_core::host::bytes::LIST_MAX;
 use verbs_core::host::message::{No, Token};
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Message};
@@ -57,6 +58,11 @@ impl Leases {
 
     pub(super) fn claims_until(&self) -> Option<Instant> {
         self.until
+    }
+
+    /// Whether the owner of a block may come back to claim it.
+    pub(super) fn is_awaited(&self, block: Block) -> bool {
+        self.until.is_some() && self.claims.contains_key(&block)
     }
 
     pub(super) fn leased(&mut self, block: Block, token: Token) {
@@ -154,6 +160,8 @@ impl Daemon {
             .copied()
             .map(Block::number)
             .collect();
-        self.tell_all(None, &Message::Gone(gone));
+        for gone in gone.chunks(LIST_MAX) {
+            self.tell_all(&Message::Gone(gone.to_vec()));
+        }
     }
 }

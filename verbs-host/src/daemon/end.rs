@@ -1,12 +1,15 @@
 //! The end of a client, and its consequences for others.
 
+use std::collections::BTreeSet;
+
+use verbs_core::host::bytes::LIST_MAX;
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Message};
 use verbs_core::mad::TransactionId;
 use verbs_core::time::Instant;
 
 use super::{Daemon, Ended, Mad, span};
-use crate::client::ClientId;
+use crate::client::{ClientId, part};
 
 impl Daemon {
     /// A client has ended: its line was closed, or its process has ended, whichever is noticed first.
@@ -14,17 +17,15 @@ impl Daemon {
     /// In this order: neighbours are informed that its queue pairs no longer exist, behind the packets that it has sent
     /// them; peers of its connections that those have ended; then everything that it had is released.
     pub fn leave(&mut self, now: Instant, client: ClientId, why: Ended) {
-        let Some(gone) = self.clients.remove(&client) else {
+        let Some(mut gone) = self.clients.remove(&client) else {
             return;
         };
         self.ready.remove(&client);
         self.outward.forget(client);
         let blocks = self.blocks.give_back_all(client, span(now));
-        if !blocks.is_empty() {
-            blocks.iter().for_each(|&block| self.leases.returned(block));
-            let numbers = blocks.into_iter().map(Block::number).collect();
-            self.tell_all(None, &Message::Gone(numbers));
-        }
+        blocks.iter().for_each(|&block| self.leases.returned(block));
+        let neighbours = part(&mut self.clients, client, &mut gone);
+        self.depart(now, client, blocks, neighbours);
         for farewell in self.connections.forget(client) {
             self.tids = self.tids.wrapping_add(1);
             let tid = TransactionId::new(0, self.tids);
@@ -45,6 +46,42 @@ impl Daemon {
         if gone.is_member() {
             let blocks = gone.usage.of(Quota::Blocks);
             tracing::debug!(?client, name = gone.name, %why, blocks, "a client has gone");
+        }
+    }
+
+    /// Those blocks of a client no longer exist: its neighbours are told now.
+    pub(super) fn depart(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        blocks: Vec<Block>,
+        neighbours: BTreeSet<ClientId>,
+    ) {
+        if blocks.is_empty() {
+            return;
+        }
+        let numbers = blocks.iter().copied().map(Block::number).collect();
+        let gone = Message::Gone(numbers);
+        for &neighbour in &neighbours {
+            self.tell(neighbour, &gone);
+        }
+        let members = self.clients.values().filter(|client| client.is_member());
+        let members = members.count();
+        self.departures
+            .add(now, members, blocks, client, neighbours);
+    }
+
+    /// The others are told of all that has departed.
+    pub(super) fn tell_departures(&mut self, now: Instant) {
+        let Some(departures) = self.departures.take_due(now) else {
+            return;
+        };
+        let members = self.clients.iter().filter(|(_, client)| client.is_member());
+        let members: Vec<_> = members.map(|(&id, _)| id).collect();
+        for client in members {
+            for piece in departures.news_for(client).chunks(LIST_MAX) {
+                self.tell(client, &Message::Gone(piece.to_vec()));
+            }
         }
     }
 

@@ -114,7 +114,9 @@ impl Daemon {
                 }
                 self.leases.returned(block);
                 self.give_back(client, Quota::Blocks);
-                self.tell_all(Some(client), &Message::Gone(vec![block.number()]));
+                let known = self.clients.get(&client);
+                let neighbours = known.map(|known| known.neighbours.clone());
+                self.depart(now, client, vec![block], neighbours.unwrap_or_default());
             }
             Message::Listen(tag, service) => {
                 let listening = self.listen(client, service);

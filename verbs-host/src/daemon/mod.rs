@@ -22,6 +22,7 @@ use verbs_core::time::Instant;
 use verbs_core::{AsyncEvent, Seed};
 
 use crate::channel::{ChannelEnd, Channels, NewChannel};
+use crate::client::departure::Departures;
 use crate::client::{Client, ClientId, ClientInfo, User};
 use crate::connection::Connections;
 use crate::outward::Outward;
@@ -49,6 +50,7 @@ pub struct Daemon {
     next_client: u32,
     blocks: Blocks<ClientId>,
     leases: Leases,
+    departures: Departures,
     services: Services,
     connections: Connections,
     outward: Outward,
@@ -153,6 +155,7 @@ impl Daemon {
             blocks: Blocks::new(draws.draw()),
             channels: Channels::new(draws.draw() as u32),
             leases: Leases::new(draws),
+            departures: Departures::default(),
             port,
             clients: BTreeMap::new(),
             next_client: 1,
@@ -188,7 +191,7 @@ impl Daemon {
         }
         self.strays.port_changed(&port);
         self.port = port.clone();
-        self.tell_all(None, &Message::Port(port));
+        self.tell_all(&Message::Port(port));
     }
 
     /// The current state of the port.
@@ -214,12 +217,17 @@ impl Daemon {
         self.strays.expire(now);
         self.collect_strays();
         self.give_up_claims(now);
+        self.tell_departures(now);
         self.end_deaf(now);
     }
 
     /// When [`expire`](Self::expire) has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        let deadlines = [self.strays.deadline(), self.leases.claims_until()];
+        let deadlines = [
+            self.strays.deadline(),
+            self.leases.claims_until(),
+            self.departures.deadline(),
+        ];
         deadlines.into_iter().flatten().min()
     }
 
@@ -337,13 +345,11 @@ impl Daemon {
         }
     }
 
-    /// Sends a message to all clients but one.
-    fn tell_all(&mut self, but: Option<ClientId>, message: &Message<'_>) {
+    /// Sends a message to all clients.
+    fn tell_all(&mut self, message: &Message<'_>) {
         let members = self.clients.iter().filter(|(_, client)| client.is_member());
         let ids: Vec<_> = members.map(|(&id, _)| id).collect();
-        for id in ids.into_iter().filter(|&id| Some(id) != but) {
-            self.tell(id, message);
-        }
+        ids.into_iter().for_each(|id| self.tell(id, message));
     }
 }
 

@@ -8,14 +8,14 @@ use verbs_core::host::{Block, Message};
 use verbs_core::time::Instant;
 
 use super::Daemon;
-use crate::client::ClientId;
+use crate::client::{ClientId, acquaint};
 use crate::connection::Whose;
 use crate::packet::{self, GSI};
 
 impl Daemon {
     /// Packets have arrived from the network.
     pub fn arrive(&mut self, now: Instant, packets: &Packets<'_>) {
-        self.deliver(now, packets);
+        self.deliver(now, None, packets);
         self.end_deaf(now);
     }
 
@@ -34,7 +34,7 @@ impl Daemon {
             return;
         }
         if self.port.addresses.contains(&packets.dst) {
-            return self.deliver(now, packets);
+            return self.deliver(now, Some(client), packets);
         }
         if !self.outward.push(client, datagram.to_vec()) {
             self.counters.lost_outward += 1;
@@ -59,8 +59,8 @@ impl Daemon {
         may
     }
 
-    /// Delivers packets to their clients.
-    pub(super) fn deliver(&mut self, now: Instant, packets: &Packets<'_>) {
+    /// Delivers packets of that client, or of the network, to their clients.
+    fn deliver(&mut self, now: Instant, from: Option<ClientId>, packets: &Packets<'_>) {
         let segment = usize::from(packets.segment.max(1));
         let mut first = 0;
         while first * segment < packets.bytes.len() {
@@ -77,18 +77,24 @@ impl Daemon {
                 bytes: &rest[..len],
                 ..*packets
             };
-            self.deliver_run(now, dest, &run);
+            self.deliver_run(now, from, dest, &run);
             first += count;
         }
     }
 
     /// The same with packets that are all for one queue pair.
-    fn deliver_run(&mut self, now: Instant, dest: Option<Qpn>, run: &Packets<'_>) {
-        let whose = match dest {
+    fn deliver_run(
+        &mut self,
+        now: Instant,
+        from: Option<ClientId>,
+        dest: Option<Qpn>,
+        run: &Packets<'_>,
+    ) {
+        let block = match dest {
             Some(Qpn::MULTICAST) => {
                 let members = self.groups.get(&run.dst).cloned().unwrap_or_default();
                 for client in members {
-                    self.carry(client, run);
+                    self.carry(None, client, run);
                 }
                 return;
             }
@@ -99,20 +105,28 @@ impl Daemon {
                         bytes: packet,
                         ..*run
                     };
-                    self.deliver_management(now, &one);
+                    self.deliver_management(now, from, &one);
                 }
                 return;
             }
-            Some(qpn) => Block::of(qpn).and_then(|block| self.blocks.owner(block)),
+            Some(qpn) => Block::of(qpn),
             None => None,
         };
-        match whose {
-            Some(client) => self.carry(client, run),
-            None => self.counters.strangers += run.packets().len() as u64,
+        match block.and_then(|block| self.blocks.owner(block)) {
+            Some(client) => self.carry(from, client, run),
+            None => {
+                self.counters.strangers += run.packets().len() as u64;
+                // It may have missed the end of the block's owner.
+                let ended =
+                    |block: &Block| *block != Block::DAEMON && !self.leases.is_awaited(*block);
+                if let (Some(from), Some(block)) = (from, block.filter(ended)) {
+                    self.tell(from, &Message::Gone(vec![block.number()]));
+                }
+            }
         }
     }
 
-    fn deliver_management(&mut self, now: Instant, packet: &Packets<'_>) {
+    fn deliver_management(&mut self, now: Instant, from: Option<ClientId>, packet: &Packets<'_>) {
         let mad = packet::mad(packet.bytes);
         let message = mad.and_then(|mad| Some((mad, CmMessage::parse(mad).ok()?.1)));
         let Some((mad, message)) = message else {
@@ -129,7 +143,7 @@ impl Daemon {
             },
         };
         match client {
-            Some(client) => self.carry(client, packet),
+            Some(client) => self.carry(from, client, packet),
             None => {
                 self.strays.handle(now, (packet.src, packet.dst), mad);
                 self.collect_strays();
@@ -143,7 +157,11 @@ impl Daemon {
         }
     }
 
-    fn carry(&mut self, client: ClientId, run: &Packets<'_>) {
+    /// Carries packets to a client, which and that client have to do with each other from now on.
+    fn carry(&mut self, from: Option<ClientId>, client: ClientId, run: &Packets<'_>) {
+        if let Some(from) = from {
+            acquaint(&mut self.clients, from, client);
+        }
         let Some(known) = self.clients.get_mut(&client) else {
             return;
         };

@@ -1,9 +1,10 @@
 //! A daemon, and the messages that its clients send and read.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use verbs_cm::wire::{CommId, Message as CmMessage, PortSpace, Rep, Req, Rtu, ServiceId};
-use verbs_core::host::message::{Hello, No, Packets, PortNews, Service, Token};
+use verbs_core::host::message::{Hello, No, Packets, PortNews, Service, Token, VERSION};
 use verbs_core::host::{Block, Message};
 use verbs_core::mad::TransactionId;
 use verbs_core::time::Instant;
@@ -135,7 +136,8 @@ impl Bed {
 
     /// One more client.
     pub(crate) fn join(&mut self) -> Client {
-        self.join_as(USER, &hello(1, 1)).expect("it is welcome")
+        self.join_as(USER, &hello(VERSION, VERSION))
+            .expect("it is welcome")
     }
 
     /// One of that user, with that first message.
@@ -197,6 +199,12 @@ impl Bed {
 
     pub(crate) fn arrive_cm(&mut self, src: IpAddr, message: &CmMessage) {
         self.arrive(src, &cm_packet(message));
+    }
+
+    /// Ends that only neighbours have heard of are told to the others, which may be so late where there are 250.
+    pub(crate) fn others_hear(&mut self) {
+        self.now += Duration::from_millis(250);
+        self.daemon.expire(self.now);
     }
 
     /// All messages that wait for a client.

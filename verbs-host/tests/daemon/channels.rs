@@ -2,7 +2,7 @@
 
 use verbs_core::Qpn;
 use verbs_core::host::channel::FEATURE;
-use verbs_core::host::message::Hello;
+use verbs_core::host::message::{Hello, VERSION, VERSION_LEAST};
 use verbs_core::host::number::REST;
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Channel, Message};
@@ -14,8 +14,8 @@ use crate::bed::{Bed, Client, HERE, USER, packet};
 pub(crate) fn join(bed: &mut Bed) -> Client {
     let id = bed.daemon.enter(USER);
     let hello = Message::Hello(Hello {
-        lowest: 1,
-        highest: 1,
+        lowest: VERSION_LEAST,
+        highest: VERSION,
         features: FEATURE | 1 << 60,
         addresses: vec![HERE],
         name: "test".into(),
@@ -143,8 +143,8 @@ fn ends_that_nobody_reads_of_are_bounded() {
         bed.daemon.leave(bed.now, short.id, Ended::Died);
         // Blocks rest.
         bed.now += REST;
-        bed.told(sender);
         bed.daemon.expire(bed.now);
+        bed.told(sender);
         if !bed.is_there(deaf) {
             break;
         }
@@ -261,7 +261,7 @@ fn who_says_nonsense_of_channels_loses_its_own() {
         let number = open(&mut bed, one, other);
         match what {
             0 => bed.say(bad, &Message::ChangedOver(number)),
-            1 => bed.say(bad, &Message::OpenChannel(0xfff)),
+            1 => bed.say(bad, &Message::OpenChannel(0x3fff)),
             2 => bed.say(bad, &Message::NoChannel(1)),
             _ => {
                 let number = open(&mut bed, bad, one);

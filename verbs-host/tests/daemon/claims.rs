@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use verbs_cm::wire::{CommId, Dreq, Message as CmMessage};
 use verbs_core::Qpn;
-use verbs_core::host::message::{No, Token};
+use verbs_core::host::message::{No, Token, VERSION};
 use verbs_core::host::{Block, Message};
 use verbs_core::time::Instant;
 use verbs_host::{Ended, Record};
@@ -47,7 +47,7 @@ impl File {
 /// The client becomes one of that daemon, with its block.
 fn rejoin(bed: &mut Bed, client: Client) -> Result<Client, No> {
     let block = client.block.number();
-    bed.join_as(USER, &hello_again(1, 1, client.token, &[block]))
+    bed.join_as(USER, &hello_again(VERSION, VERSION, client.token, &[block]))
 }
 
 /// Goal: a client keeps its numbers; those of a client that has ended in the meantime are reported as gone, and rest.
@@ -124,7 +124,7 @@ fn only_the_owner_claims_a_block() {
         (new.token, vec![new.block.number()]),
         (new.token, vec![ours]),
     ] {
-        let refused = bed.join_as(USER, &hello_again(1, 1, token, &blocks));
+        let refused = bed.join_as(USER, &hello_again(VERSION, VERSION, token, &blocks));
         assert_eq!(refused.err(), Some(No::Claim), "{blocks:?}");
     }
     rejoin(&mut bed, one).expect("nothing has changed");

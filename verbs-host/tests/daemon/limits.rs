@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use verbs_core::host::Message;
-use verbs_core::host::message::{No, NotListening};
+use verbs_core::host::message::{No, NotListening, VERSION};
 use verbs_core::host::quota::{Holder, Quota};
 use verbs_host::User;
 
@@ -21,17 +21,19 @@ fn a_process_has_a_bounded_number_of_ports() {
         pid: 5,
     };
     for _ in 0..Quota::Clients.max() {
-        bed.join_as(greedy, &hello(1, 1)).expect("there is room");
+        bed.join_as(greedy, &hello(VERSION, VERSION))
+            .expect("there is room");
     }
     let refused = Quota::Clients.exceeded_by(Holder::Process);
-    let no = bed.join_as(greedy, &hello(1, 1)).err();
+    let no = bed.join_as(greedy, &hello(VERSION, VERSION)).err();
     assert_eq!(no, Some(No::Quota(refused)));
     assert_eq!(
         refused.to_string(),
         "this process has 64 ports of the host's daemon already, the maximum"
     );
     let other = User { pid: 6, ..greedy };
-    bed.join_as(other, &hello(1, 1)).expect("there is room");
+    bed.join_as(other, &hello(VERSION, VERSION))
+        .expect("there is room");
 }
 
 /// Goal: a user whose programs take everything leaves enough to others, and is told why there is no more. Method: as many
@@ -43,7 +45,7 @@ fn a_user_that_takes_everything_leaves_something() {
     let refused = loop {
         let pid = 10_000 + theirs.len() as u32;
         let user = User { uid: GREEDY, pid };
-        match bed.join_as(user, &hello(1, 1)) {
+        match bed.join_as(user, &hello(VERSION, VERSION)) {
             Ok(client) => theirs.push(client),
             Err(no) => break no,
         }
@@ -85,7 +87,9 @@ fn a_user_that_takes_everything_leaves_something() {
     assert_eq!(leased as u32, Quota::Blocks.max_of(Holder::User));
 
     // Another user's program has all that it could have before.
-    let other = bed.join_as(OTHER, &hello(1, 1)).expect("there is room");
+    let other = bed
+        .join_as(OTHER, &hello(VERSION, VERSION))
+        .expect("there is room");
     for tag in 1..u64::from(Quota::Blocks.max()) {
         bed.say(other, &Message::Lease(tag));
         assert!(matches!(bed.told(other)[..], [Message::Leased(_, Ok(_))]));

@@ -4,7 +4,7 @@ use verbs_cm::wire::CommId;
 use verbs_core::Qpn;
 use verbs_core::host::Message;
 use verbs_core::host::list::{CONNECTIONS_MAX, Cursor, Listed};
-use verbs_core::host::message::{HEADER, MESSAGE_MAX};
+use verbs_core::host::message::{HEADER, MESSAGE_MAX, VERSION, VERSION_LEAST};
 use verbs_core::host::quota::Quota;
 use verbs_host::{ClientId, Ended, User};
 
@@ -47,7 +47,8 @@ fn a_list_has_what_each_client_has() {
     assert_eq!(all(&mut bed, asks), []);
     let [one, other] = [0; 2].map(|_| join(&mut bed));
     let user = User { uid: 7, pid: 70 };
-    let third = bed.join_as(user, &hello(1, 1)).expect("it is welcome");
+    let third = bed.join_as(user, &hello(VERSION, VERSION));
+    let third = third.expect("it is welcome");
     open(&mut bed, one, other);
     let group = "224.0.0.9".parse().expect("one");
     bed.say(one, &Message::Join(group));
@@ -68,11 +69,8 @@ fn a_list_has_what_each_client_has() {
     bed.send_cm(other, away(), &rep(CommId(4), CommId(3), own));
     bed.send_cm(one, away(), &req(CommId(5), 8, own));
     let listed = all(&mut bed, asks);
-    let clients: Vec<_> = listed.iter().map(|piece| piece.client).collect();
-    assert_eq!(
-        clients,
-        [one, other, third].map(|client| client.id.number())
-    );
+    let numbers = [one, other, third].map(|client| client.id.number());
+    assert!(listed.iter().map(|piece| piece.client).eq(numbers));
     assert!(listed.iter().all(|piece| piece.name == "test"));
     assert_eq!((listed[2].uid, listed[2].pid), (7, 70));
     assert_eq!(listed[0].blocks.len(), 2);
@@ -117,8 +115,8 @@ fn a_list_has_what_each_client_has() {
 fn a_client_with_everything_is_listed_in_pieces() {
     let mut bed = Bed::new();
     let long = Message::Hello(verbs_core::host::message::Hello {
-        lowest: 1,
-        highest: 1,
+        lowest: VERSION_LEAST,
+        highest: VERSION,
         features: 0,
         addresses: vec![HERE],
         name: "ä".repeat(40_000),
@@ -215,7 +213,8 @@ fn who_asks_for_lists_without_end_loses_its_own() {
     // One that has asked may still become a client.
     let asks = stranger(&mut bed);
     ask(&mut bed, asks, Cursor::default());
-    bed.daemon.hear(bed.now, asks, &hello(1, 1).encode());
+    bed.daemon
+        .hear(bed.now, asks, &hello(VERSION, VERSION).encode());
     assert!(matches!(bed.told_of(asks)[..], [Message::Welcome(_)]));
     assert!(bed.is_there(one));
 }

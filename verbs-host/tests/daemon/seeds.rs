@@ -2,13 +2,14 @@
 //! killed between any two steps, and the next one follows with what the last has had kept.
 //!
 //! The checker knows only what clients see: no two have the same number, nobody gets one that has not rested, packets reach
-//! the owner of their number and no other, a port number has one listener, and the end of a client is told to all others.
+//! the owner of their number and no other, a port number has one listener, and the end of a client is told
+//! to all others in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use verbs_core::Qpn;
-use verbs_core::host::message::{No, NotListening};
+use verbs_core::host::message::{No, NotListening, VERSION};
 use verbs_core::host::number::REST;
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Message};
@@ -112,7 +113,10 @@ impl World {
         }
         // A client that is killed, or whose daemon is, before it has read the answer.
         let is_lost = self.below(8) == 0;
-        let client = self.bed.join_as(USER, &hello(1, 1)).expect("there is room");
+        let client = self
+            .bed
+            .join_as(USER, &hello(VERSION, VERSION))
+            .expect("there is room");
         self.check_new(client.block);
         if is_lost {
             match self.below(2) {
@@ -150,6 +154,7 @@ impl World {
         }
         let now = self.bed.now;
         self.bed.daemon.leave(now, peer.client.id, Ended::Died);
+        self.bed.others_hear();
         self.drain();
         for other in self.peers.iter().filter(|other| other.is_in) {
             assert!(other.gone.is_superset(&peer.blocks), "it was not told");
@@ -250,7 +255,7 @@ impl World {
         let Some(at) = self.pick(false) else { return };
         let peer = &self.peers[at];
         let blocks: Vec<_> = peer.blocks.iter().copied().map(Block::number).collect();
-        let hello = hello_again(1, 1, peer.client.token, &blocks);
+        let hello = hello_again(VERSION, VERSION, peer.client.token, &blocks);
         match self.bed.join_as(USER, &hello) {
             Ok(client) => {
                 assert_eq!(client.token, peer.client.token);

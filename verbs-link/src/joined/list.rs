@@ -12,7 +12,7 @@ use verbs_core::host::message::MESSAGE_MAX;
 use super::{JoinError, PATIENCE, failed, line};
 
 /// The most pieces that are read: a daemon has no more.
-const PIECES_MAX: u64 = 32_768;
+const PIECES_MAX: u64 = 131_072;
 
 /// Asks the daemon at the other end of a Unix socket of type seqpacket for its clients. The pieces of each are put together,
 /// so that no client is in the list twice.

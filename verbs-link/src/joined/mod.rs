@@ -553,7 +553,8 @@ impl PacketLink for Joined {
 
     fn numbers(&mut self, used: usize) -> Option<&[Range<u32>]> {
         let count: usize = self.numbers.iter().map(ExactSizeIterator::len).sum();
-        if !self.asks && used >= count / 2 {
+        // Early: the next queue pairs are made while the daemon answers.
+        if !self.asks && used >= count / 4 {
             self.asks = true;
             self.line.say(&Message::Lease(self.line.tag()));
         }

@@ -187,7 +187,7 @@ impl Hostile {
             .filter_map(|&number| world.place.block_of(number));
         let targets: Vec<_> = others.chain(own).chain(Block::new(0)).collect();
         let target = *draw.pick(&targets);
-        let packet = packet(target.qpns().start + draw.below(4096) as u32);
+        let packet = packet(target.qpns().start + draw.below(target.qpns().len()) as u32);
         let head = Head {
             addresses: Some((HERE, HERE)),
             tclass: 0,

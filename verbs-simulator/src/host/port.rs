@@ -1,6 +1,6 @@
 //! The port of a program: the link of the product, stepped by the run, and killed in the middle of what it does.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ use super::place::{Note, Place, Program};
 use crate::Draw;
 
 /// Queue pairs that a port claims to have beyond its own, so that it leases more blocks.
-const CLAIMED: usize = 2048;
+const CLAIMED: usize = 300;
 /// The queue pair of general services.
 const GSI: Qpn = Qpn::new(1);
 
@@ -320,22 +320,25 @@ impl PacketLink for HostPort {
             return 0;
         }
         self.note_numbers();
-        let (process, numbers) = (&self.process, &self.numbers);
+        let mut dests = BTreeSet::new();
         let mut sink = |arrival: &Arrival<'_>| {
             let bth = arrival.bytes.first_chunk::<{ Bth::LEN }>();
-            let dest = bth.map(|bth| BthView::of(bth).dest_qpn());
-            let is_its = |qpn: Qpn| numbers.iter().any(|range| range.contains(&qpn.value()));
-            if let Some(qpn) = dest
-                && !(is_its(qpn) || qpn == GSI || qpn == Qpn::MULTICAST)
-            {
-                let what = format!("program {} got a packet for {qpn:?}", process.number);
-                process.place.violated(process.clock.now(), what);
-            }
+            dests.extend(bth.map(|bth| BthView::of(bth).dest_qpn()));
             sink(arrival);
         };
         let count = self.link.receive(&mut sink);
         self.take_foreign(&mut sink);
+        // A block may have come before them.
         self.note_numbers();
+        let is_its = |qpn: &Qpn| {
+            let is_among = |range: &Range<u32>| range.contains(&qpn.value());
+            [GSI, Qpn::MULTICAST].contains(qpn) || self.numbers.iter().any(is_among)
+        };
+        for qpn in dests.into_iter().filter(|qpn| !is_its(qpn)) {
+            let process = &self.process;
+            let what = format!("program {} got a packet for {qpn:?}", process.number);
+            process.place.violated(process.clock.now(), what);
+        }
         if burns {
             self.process.die();
         }

@@ -11,18 +11,21 @@ const MESSAGES: u8 = 10;
 fn write_all(bed: &Bed, rings: &mut Rings) {
     let here = bed.link.addresses()[0];
     for k in 0..MESSAGES {
-        let _ = write(rings, &near::message(here, here, 64, &packet(0x5010, &[k])));
+        let _ = write(
+            rings,
+            &near::message(here, here, 64, &packet(qpn(5, 0x10), &[k])),
+        );
     }
 }
 
 /// Reads until the numbers of that block are reported as gone. Returns the messages before.
-fn until_gone(link: &mut Joined, block: u32) -> Vec<u8> {
+fn until_gone(link: &mut Joined, block: u16) -> Vec<u8> {
     let mut got = Vec::new();
     for _ in 0..=MESSAGES {
         got.extend(texts(link).concat());
         match link.gone() {
             Some(gone) => {
-                assert_eq!(gone.start >> 12, block);
+                assert_eq!(gone, qpns(block));
                 return got;
             }
             None => assert!(got.len() <= MESSAGES.into()),
@@ -43,7 +46,7 @@ fn a_neighbour_that_dies_while_it_changes_over_is_heard() {
     write_all(&bed, &mut rings);
     drop((rings, bell));
     let here = bed.link.addresses()[0];
-    let relayed = packet(0x5010, &[0xff]);
+    let relayed = packet(qpn(5, 0x10), &[0xff]);
     say(
         &bed.daemon,
         &Message::Packets(Packets {
@@ -97,13 +100,13 @@ fn a_bell_that_ends_before_the_neighbour_has_changed_over_loses_nothing() {
             channel.is_none_or(|channel| channel.is_over)
         });
         assert!(arrived(&mut bed.link).is_empty());
-        send(&mut bed.link, &packet(0x6010, b"there"), 64);
+        send(&mut bed.link, &packet(qpn(6, 0x10), b"there"), 64);
         assert!(matches!(said(&bed), Message::Packets(_)));
         // The daemon may name the channel once more.
         offer_of(&bed.daemon, 0, &[6, 7], false, &[]);
         assert!(arrived(&mut bed.link).is_empty());
-        for qpn in [0x6010, 0x7010] {
-            send(&mut bed.link, &packet(qpn, b"there"), 64);
+        for dest in [qpn(6, 0x10), qpn(7, 0x10)] {
+            send(&mut bed.link, &packet(dest, b"there"), 64);
             assert!(matches!(said(&bed), Message::Packets(_)));
         }
         assert!(is_quiet(&bed));
@@ -112,7 +115,7 @@ fn a_bell_that_ends_before_the_neighbour_has_changed_over_loses_nothing() {
         }
         say(&bed.daemon, &Message::Gone(vec![6, 7]));
         assert_eq!(until_gone(&mut bed.link, 6), all());
-        assert_eq!(bed.link.gone(), Some(0x7000..0x8000));
+        assert_eq!(bed.link.gone(), Some(qpns(7)));
         assert!(bed.link.channels.get_mut(near::NUMBER).is_none());
     }
 }
@@ -128,7 +131,7 @@ fn a_channel_that_the_neighbour_never_opened_ends() {
         arrived(&mut bed.link);
         bed.link.channels.get_mut(near::NUMBER).is_none()
     });
-    send(&mut bed.link, &packet(0x6010, b"there"), 64);
+    send(&mut bed.link, &packet(qpn(6, 0x10), b"there"), 64);
     assert!(matches!(said(&bed), Message::Packets(_)));
     assert_eq!(bed.link.gone(), None, "it lives");
 }
@@ -141,7 +144,7 @@ fn blocks_that_nobody_has_heard_of_end_with_their_neighbour() {
     drop((rings, bell));
     say(&bed.daemon, &Message::Gone(vec![7, 6]));
     assert_eq!(until_gone(&mut bed.link, 6), all());
-    assert_eq!(bed.link.gone(), Some(0x7000..0x8000));
+    assert_eq!(bed.link.gone(), Some(qpns(7)));
     assert_eq!(bed.link.gone(), None);
 }
 
@@ -165,7 +168,7 @@ fn a_neighbour_that_gives_back_a_block_goes_on() {
     let here = bed.link.addresses()[0];
     let _ = write(
         &mut rings,
-        &near::message(here, here, 64, &packet(0x5010, b"more")),
+        &near::message(here, here, 64, &packet(qpn(5, 0x10), b"more")),
     );
     assert_eq!(texts(&mut bed.link), [b"more"]);
 }
@@ -176,7 +179,7 @@ fn a_neighbour_that_writes_without_end_is_gone_all_the_same() {
     for changes_over in [true, false] {
         let (mut bed, mut rings, _bell) = beside(changes_over);
         let here = bed.link.addresses()[0];
-        let text = packet(0x5010, b"and on");
+        let text = packet(qpn(5, 0x10), b"and on");
         let words = near::message(here, here, 64, &text);
         while let Ok(Some(_)) = rings.writer.write(words.len(), [&words[..]].into_iter()) {}
         say(&bed.daemon, &Message::Gone(vec![9, 6]));
@@ -212,7 +215,7 @@ fn many_neighbours_that_end_at_once_are_all_gone() {
     for (rings, _) in &mut others {
         let _ = write(
             rings,
-            &near::message(here, here, 64, &packet(0x5010, b"last")),
+            &near::message(here, here, 64, &packet(qpn(5, 0x10), b"last")),
         );
     }
     for k in 0..COUNT {

@@ -183,7 +183,7 @@ pub(super) fn until(what: &str, mut done: impl FnMut() -> bool) {
 #[test]
 fn packets_change_over_to_shared_memory_in_order() {
     let [mut one, mut other] = [bed_of(5), bed_of(6)];
-    let to = |text: &[u8]| packet(0x6010, text);
+    let to = |text: &[u8]| packet(qpn(6, 0x10), text);
     assert_eq!(send(&mut one.link, &to(b"first"), 64), Sent::Gone);
     assert_eq!(said(&one), Message::OpenChannel(6));
     let first = heard(&one.daemon);
@@ -223,7 +223,7 @@ fn packets_change_over_to_shared_memory_in_order() {
     // The other way, and management datagrams: those are for the daemon.
     assert_eq!(said(&other), Message::ChangedOver(NUMBER));
     say(&one.daemon, &Message::ChangedOver(NUMBER));
-    send(&mut other.link, &packet(0x5010, b"back"), 64);
+    send(&mut other.link, &packet(qpn(5, 0x10), b"back"), 64);
     assert_eq!(texts(&mut one.link), [b"back"]);
     send(&mut other.link, &packet(1, b"management"), 64);
     assert!(matches!(said(&other), Message::Packets(_)));
@@ -234,10 +234,10 @@ fn packets_change_over_to_shared_memory_in_order() {
 fn a_burst_to_several_processes_is_taken_apart() {
     let [mut one, mut other] = neighbours();
     let burst = [
-        packet(0x6010, b"abcd"),
-        packet(0x7010, b"efgh"),
-        packet(0x6011, b"ijkl"),
-        packet(0x6012, b"mn"),
+        packet(qpn(6, 0x10), b"abcd"),
+        packet(qpn(7, 0x10), b"efgh"),
+        packet(qpn(6, 0x11), b"ijkl"),
+        packet(qpn(6, 0x12), b"mn"),
     ];
     assert_eq!(send(&mut one.link, &burst.concat(), 16), Sent::Gone);
     let idents: Vec<_> = arrived(&mut other.link)
@@ -263,17 +263,17 @@ fn what_a_neighbour_may_not_send_is_dropped() {
     let (mut bed, mut rings, _bell) = beside(true);
     let here = bed.link.addresses()[0];
     let away: IpAddr = "192.0.2.1".parse().expect("one");
-    let good = packet(0x5010, b"good");
+    let good = packet(qpn(5, 0x10), b"good");
     let refused = [
         message(away, here, 16, &good),
         message(here, away, 16, &good),
         message(here, here, 16, &packet(1, b"management")),
-        message(here, here, 16, &packet(0x6010, b"its own")),
+        message(here, here, 16, &packet(qpn(6, 0x10), b"its own")),
         message(
             here,
             here,
             16,
-            &[good.clone(), packet(0x7010, b"third")].concat(),
+            &[good.clone(), packet(qpn(7, 0x10), b"third")].concat(),
         ),
         message(here, here, 5, &good),
     ];
@@ -316,21 +316,21 @@ fn a_neighbour_that_writes_nonsense_is_broken_off() {
     for (what, harm) in nonsense {
         let (mut bed, mut rings, _bell) = beside(true);
         assert_eq!(
-            send(&mut bed.link, &packet(0x6010, b"there"), 64),
+            send(&mut bed.link, &packet(qpn(6, 0x10), b"there"), 64),
             Sent::Gone
         );
         harm(&mut rings, here);
         assert!(texts(&mut bed.link).is_empty(), "{what}");
         assert_eq!(said(&bed), Message::Broken(6), "{what}");
-        assert_eq!(bed.link.gone(), Some(0x6000..0x7000), "{what}");
+        assert_eq!(bed.link.gone(), Some(qpns(6)), "{what}");
         assert_eq!(bed.link.gone(), None, "{what}");
         // Whatever it writes now is not read, and packets to it pass through the daemon.
         let _ = write(
             &mut rings,
-            &message(here, here, 16, &packet(0x5010, b"late")),
+            &message(here, here, 16, &packet(qpn(5, 0x10), b"late")),
         );
         assert!(texts(&mut bed.link).is_empty(), "{what}");
-        send(&mut bed.link, &packet(0x6010, b"there"), 64);
+        send(&mut bed.link, &packet(qpn(6, 0x10), b"there"), 64);
         assert!(matches!(said(&bed), Message::Packets(_)), "{what}");
         assert_eq!(bed.link.change(), None, "the port is as it was");
     }
@@ -371,7 +371,10 @@ fn the_last_words_of_a_neighbour_are_heard() {
     let (mut bed, mut rings, bell) = beside(true);
     let here = bed.link.addresses()[0];
     for k in 0..10 {
-        let _ = write(&mut rings, &message(here, here, 64, &packet(0x5010, &[k])));
+        let _ = write(
+            &mut rings,
+            &message(here, here, 64, &packet(qpn(5, 0x10), &[k])),
+        );
     }
     drop((rings, bell));
     say(&bed.daemon, &Message::Gone(vec![6]));
@@ -382,7 +385,7 @@ fn the_last_words_of_a_neighbour_are_heard() {
     }
     assert_eq!(got, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     arrived(&mut bed.link);
-    assert_eq!(bed.link.gone(), Some(0x6000..0x7000));
+    assert_eq!(bed.link.gone(), Some(qpns(6)));
     assert!(bed.link.channels.get_mut(NUMBER).is_none());
 }
 
@@ -403,7 +406,7 @@ fn a_dead_neighbour_is_noticed_by_its_bell() {
         None,
         "the daemon says which numbers are gone"
     );
-    send(&mut bed.link, &packet(0x6010, b"there"), 64);
+    send(&mut bed.link, &packet(qpn(6, 0x10), b"there"), 64);
     assert!(matches!(said(&bed), Message::Packets(_)));
 }
 
@@ -411,7 +414,7 @@ fn a_dead_neighbour_is_noticed_by_its_bell() {
 #[test]
 fn a_neighbour_that_does_not_read_holds_nobody_up() {
     let [mut one, mut other] = neighbours();
-    let burst = packet(0x6010, &[7; 4000]);
+    let burst = packet(qpn(6, 0x10), &[7; 4000]);
     let (clock, start) = start();
     let mut sent = 0;
     loop {
@@ -425,7 +428,7 @@ fn a_neighbour_that_does_not_read_holds_nobody_up() {
     assert!(one.link.counters().blocked > 0, "it is waited for, first");
     assert!(sent >= RING_LEN / 2 / 4096, "{sent}");
     // Others are served in the meantime.
-    send(&mut one.link, &packet(0x7010, b"other"), 64);
+    send(&mut one.link, &packet(qpn(7, 0x10), b"other"), 64);
     assert_eq!(said(&one), Message::OpenChannel(7));
     // It reads, and rings for the writer who waits.
     let mut came = 0;

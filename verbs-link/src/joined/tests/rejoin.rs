@@ -85,7 +85,7 @@ fn a_port_goes_on_with_the_next_daemon() {
     drop(daemon);
     link.receive(&mut |_| {});
     listen(9);
-    let lost = packet(0x6010, b"lost");
+    let lost = packet(qpn(6, 0x10), b"lost");
     assert_eq!(send(&mut link, &lost, 64), Sent::Gone);
     assert_eq!((answers.lock().len(), link.change()), (0, None));
 
@@ -117,7 +117,7 @@ fn a_port_goes_on_with_the_next_daemon() {
     assert_eq!(said(&daemon), Message::Unlisten(seventh));
     ports.unlisten(Service { id: 8, addr: None });
     assert_eq!(answers.lock().split_off(0), [(9, Ok(()))]);
-    send(&mut link, &packet(0x6010, b"there"), 64);
+    send(&mut link, &packet(qpn(6, 0x10), b"there"), 64);
     assert_eq!(said(&daemon), Message::OpenChannel(6));
     assert!(matches!(said(&daemon), Message::Packets(_)));
     assert_eq!(link.change(), None);
@@ -134,9 +134,9 @@ fn neighbours_go_on_without_a_daemon() {
         link.receive(&mut |_| {});
         assert!(link.tie.is_cut());
     }
-    send(&mut one, &packet(0x6010, b"there"), 64);
+    send(&mut one, &packet(qpn(6, 0x10), b"there"), 64);
     assert_eq!(texts(&mut other), [b"there"]);
-    send(&mut other, &packet(0x5010, b"last"), 64);
+    send(&mut other, &packet(qpn(5, 0x10), b"last"), 64);
     drop(other);
     assert_eq!(texts(&mut one), [b"last"]);
     let waiter = one.waiter().expect("there is one");
@@ -147,7 +147,7 @@ fn neighbours_go_on_without_a_daemon() {
         gone = one.gone();
         gone.is_some()
     });
-    assert_eq!((gone, one.change()), (Some(0x6000..0x7000), None));
+    assert_eq!((gone, one.change()), (Some(qpns(6)), None));
 }
 
 /// Goal: without a daemon for long, the port goes down, and up again with the next; one that does not take it ends it.

@@ -59,10 +59,10 @@ fn sleeping_neighbours_wake_each_other() {
     for wait in [as_the_engine as Wait, beside_the_engine] {
         let [mut one, mut other] = neighbours();
         let there = thread::spawn(move || {
-            echo(&mut other, 0x5010, false, wait);
+            echo(&mut other, qpn(5, 0x10), false, wait);
             other
         });
-        echo(&mut one, 0x6010, true, wait);
+        echo(&mut one, qpn(6, 0x10), true, wait);
         there.join().expect("no panic");
     }
 }
@@ -91,10 +91,10 @@ fn an_engines_thread_takes_no_wake_from_the_one_beside_it() {
     };
     let engines = [engine(&one), engine(&other)];
     let there = thread::spawn(move || {
-        echo(&mut other, 0x5010, false, beside_the_engine);
+        echo(&mut other, qpn(5, 0x10), false, beside_the_engine);
         other
     });
-    echo(&mut one, 0x6010, true, beside_the_engine);
+    echo(&mut one, qpn(6, 0x10), true, beside_the_engine);
     there.join().expect("no panic");
     is_over.store(true, Relaxed);
     for engine in engines {
@@ -130,7 +130,7 @@ fn a_second_thread_waits_for_packets_and_its_own_descriptors() {
     assert!(timed(short) >= short, "a wake is the other thread's");
     assert!(woken());
     let here = bed.link.addresses()[0];
-    let text = message(here, here, 64, &packet(0x5010, b"near"));
+    let text = message(here, here, 64, &packet(qpn(5, 0x10), b"near"));
     assert_eq!(write(&mut rings, &text), Bell::Quiet, "nobody sleeps");
     assert!(timed(long) < long, "there is a packet");
     assert_eq!(texts(&mut bed.link), [b"near"]);
@@ -138,7 +138,7 @@ fn a_second_thread_waits_for_packets_and_its_own_descriptors() {
     say(&bed.daemon, &Message::Gone(vec![3]));
     assert!(timed(long) < long, "the daemon has said something");
     texts(&mut bed.link);
-    assert_eq!(bed.link.gone(), Some(0x3000..0x4000));
+    assert_eq!(bed.link.gone(), Some(qpns(3)));
     rustix::io::write(&own_event, &1_u64.to_ne_bytes()).expect("it counts");
     assert!(timed(long) < long);
     rustix::io::read(&own_event, &mut [0; 8]).expect("it has counted");
@@ -156,7 +156,7 @@ fn a_second_thread_waits_for_packets_and_its_own_descriptors() {
 fn a_thread_that_does_not_sleep_keeps_the_bell_for_the_other() {
     let (mut bed, mut rings, _bell) = beside(true);
     let here = bed.link.addresses()[0];
-    let text = message(here, here, 64, &packet(0x5010, b"text"));
+    let text = message(here, here, 64, &packet(qpn(5, 0x10), b"text"));
     texts(&mut bed.link);
     for is_beside in [false, true] {
         let waiter = Arc::clone(&bed.link.waiter);
@@ -180,7 +180,7 @@ fn a_thread_that_does_not_sleep_keeps_the_bell_for_the_other() {
 fn packets_wake_the_programs_thread_only() {
     let (mut bed, mut rings, bell) = beside(true);
     let here = bed.link.addresses()[0];
-    let text = message(here, here, 64, &packet(0x5010, b"text"));
+    let text = message(here, here, 64, &packet(qpn(5, 0x10), b"text"));
     texts(&mut bed.link);
     let waiter = Arc::clone(&bed.link.waiter);
     let (clock, _) = start();
@@ -209,7 +209,7 @@ fn a_slow_neighbour_loses_nothing() {
     let [mut one, mut other] = neighbours();
     let time = VirtualClock::new();
     one.link = one.link.clock(time.clone());
-    let burst = packet(0x6010, &[7; RING_LEN / 4]);
+    let burst = packet(qpn(6, 0x10), &[7; RING_LEN / 4]);
     let (mut sent, mut came) = (0, 0);
     for _ in 0..1000 {
         while send(&mut one.link, &burst, burst.len()) == Sent::Gone {
@@ -241,5 +241,5 @@ fn a_quiet_line_is_not_looked_at() {
     let waiter = one.link.waiter().expect("there is one");
     waiter.wait(Some(PATIENCE), false);
     arrived(&mut one.link);
-    assert_eq!(one.link.gone(), Some(0x3000..0x4000));
+    assert_eq!(one.link.gone(), Some(qpns(3)));
 }

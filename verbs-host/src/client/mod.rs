@@ -1,6 +1,8 @@
 //! One client, as the daemon sees it.
 
-use std::collections::BTreeMap;
+pub(crate) mod departure;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -74,6 +76,8 @@ pub(crate) struct Client {
     pub(crate) outbox: Outbox,
     /// The groups that it has joined, and how often.
     pub(crate) groups: BTreeMap<IpAddr, u32>,
+    /// Clients that it has sent packets to, or that have sent it some.
+    pub(crate) neighbours: BTreeSet<ClientId>,
 }
 
 impl Client {
@@ -86,6 +90,7 @@ impl Client {
             usage: Usage::default(),
             outbox: Outbox::default(),
             groups: BTreeMap::new(),
+            neighbours: BTreeSet::new(),
         }
     }
 
@@ -93,4 +98,29 @@ impl Client {
     pub(crate) fn is_member(&self) -> bool {
         self.name.is_some()
     }
+}
+
+/// Two clients exchange packets.
+pub(crate) fn acquaint(clients: &mut BTreeMap<ClientId, Client>, one: ClientId, other: ClientId) {
+    let knows = |client: Option<&mut Client>, other| {
+        client.is_some_and(|client| client.neighbours.insert(other))
+    };
+    if one != other && knows(clients.get_mut(&one), other) {
+        knows(clients.get_mut(&other), one);
+    }
+}
+
+/// A client has gone: returns its neighbours, which no longer know it.
+pub(crate) fn part(
+    clients: &mut BTreeMap<ClientId, Client>,
+    id: ClientId,
+    gone: &mut Client,
+) -> BTreeSet<ClientId> {
+    let neighbours = std::mem::take(&mut gone.neighbours);
+    for neighbour in &neighbours {
+        if let Some(known) = clients.get_mut(neighbour) {
+            known.neighbours.remove(&id);
+        }
+    }
+    neighbours
 }
