@@ -13,7 +13,7 @@ use verbs_core::host::Block;
 use verbs_core::host::message::Token;
 use verbs_host::Record;
 
-const MAGIC: Token = *b"verbs leases 1\0\0";
+const MAGIC: Token = *b"verbs leases 2\0\0";
 const FREE: Token = [0; 16];
 const ENTRY: usize = FREE.len();
 
@@ -65,7 +65,7 @@ mod tests {
             block: Block::new(number).expect("there is one"),
             token,
         };
-        let [first, last] = [record(1, Some([7; 16])), record(0xffe, Some([8; 16]))];
+        let [first, last] = [record(1, Some([7; 16])), record(0x3ffe, Some([8; 16]))];
         for record in [first, record(5, Some([9; 16])), last, record(5, None)] {
             leases.write(record).expect("it is written");
         }
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(records, [first, last]);
         let other = open();
         File::from(other.try_clone().expect("a descriptor"))
-            .write_all_at(&[7; 70_000], 0)
+            .write_all_at(&[7; 300_000], 0)
             .expect("it is written");
         assert_eq!(Leases::open(&other).expect("it is made one").1, []);
         assert_eq!(Leases::open(&other).expect("it is one").1, []);

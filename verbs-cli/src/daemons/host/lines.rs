@@ -95,6 +95,14 @@ impl Watch {
         )?)
     }
 
+    /// Whether connections are waited for.
+    pub(super) fn listen(&self, listener: impl AsFd, waits: bool) {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, waits);
+        // It was added, and is there.
+        let _ = epoll::modify(&self.0, listener, Source::Listener.data(), flags);
+    }
+
     /// A client's line, and its process.
     pub(super) fn add_line(&self, line: &Line, client: ClientId) -> io::Result<()> {
         self.add(&line.socket, Source::Line(client))?;

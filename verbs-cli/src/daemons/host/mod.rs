@@ -8,7 +8,7 @@ mod server;
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use verbs_core::sync::Arc;
 pub(crate) use args::{ABOUT, EXAMPLES, HostArgs};
 pub(crate) use error::HostError;
 
+use super::door::Door;
 use crate::file_id::SocketFile;
 use crate::report::line;
 use crate::subnet::descriptors::raise_limit;
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &HostArgs, out: &mut dyn Write) -> Result<(), HostError>
 }
 
 /// Connections at most, of programs and of those that have not said yet what they are.
-const LINES_MAX: usize = 2048;
+const LINES_MAX: usize = 8192;
 
 /// Descriptors for everything but programs.
 const OWN: u64 = 512;
@@ -80,7 +81,7 @@ fn raise_descriptors() -> usize {
 #[derive(Debug)]
 struct Place {
     socket: Option<SocketFile>,
-    listener: OwnedFd,
+    door: Door,
     lock: PathBuf,
     leases: Arc<Leases>,
     /// There are programs that go on with the next daemon: it reads the leases.
@@ -114,17 +115,13 @@ impl Place {
         };
         let place = Self {
             socket: Some(SocketFile::bound(path).map_err(failed)?),
-            listener,
+            door: Door::new(listener),
             lock: lock.into(),
             leases: Arc::new(leases),
             has_programs: false,
             _held: held,
         };
         Ok((place, records))
-    }
-
-    fn listener(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.listener.as_fd()
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
-use hca_sim::link::fabric::socket::accept_from;
 use hca_sim::link::host::uplink::{arrived, burst_of, follow, packet_of, port_of, transmit};
 use hca_sim::link::{PacketLink, Waiter, channel_files};
 use verbs_core::host::command::{Failure, encode_result};
@@ -14,6 +13,7 @@ use verbs_core::time;
 use verbs_core::{Attr, Error, Seed};
 use verbs_host::{ClientId, Daemon, Ended, NewChannel, Record};
 
+use super::super::door::Door;
 use super::Place;
 use super::leases::Leases;
 use super::lines::{Came, Line, Read, Source, Watch};
@@ -75,7 +75,7 @@ impl Server {
         limits: Limits,
     ) -> io::Result<Self> {
         let watch = Arc::new(Watch::new()?);
-        watch.add(place.listener(), Source::Listener)?;
+        watch.add(place.door.listener(), Source::Listener)?;
         watch.add(stop.bell(), Source::Stop)?;
         let port = port_of(&*link, true);
         let linger = limits.linger;
@@ -122,22 +122,26 @@ impl Server {
             let timeout = {
                 let mut shared = self.shared.lock();
                 shared.flush();
+                let rests = self.place.door.rests_until();
+                let rests = rests.map(|until| until.since(shared.now()));
                 match self.linger.map(|linger| shared.idles_until(linger)) {
                     Some(Some(Duration::ZERO)) => return Ok(None),
-                    left => min(left.flatten(), shared.timeout()),
+                    left => min(min(left.flatten(), rests), shared.timeout()),
                 }
             };
             is_rung = false;
+            let mut has_visitors = false;
             let mut came = Vec::new();
             self.watch.wait(timeout, |event| came.push(event))?;
             let mut shared = self.shared.lock();
             for event in came {
                 match event.from {
                     Source::Stop => is_rung = true,
-                    Source::Listener => shared.accept(&self.place),
+                    Source::Listener => has_visitors = true,
                     _ => shared.attend(event),
                 }
             }
+            shared.accept(&mut self.place.door, has_visitors);
         }
     }
 }
@@ -179,14 +183,10 @@ impl Shared {
     }
 
     /// Takes those who have connected.
-    fn accept(&mut self, place: &Place) {
-        loop {
-            let line = match accept_from(place.listener()) {
-                Ok(socket) => Line::new(socket),
-                Err(rustix::io::Errno::AGAIN) => return,
-                // No memory, or no descriptors in the whole system: the next look is at the next event.
-                Err(_) => return,
-            };
+    fn accept(&mut self, door: &mut Door, is_ready: bool) {
+        let did_rest = door.rests_until().is_some();
+        for socket in door.accept(self.now(), is_ready) {
+            let line = Line::new(socket);
             if self.lines.len() >= self.limits.lines_max {
                 let silent = self
                     .lines
@@ -203,6 +203,10 @@ impl Shared {
                 continue;
             }
             self.lines.insert(id, line);
+        }
+        let rests = door.rests_until().is_some();
+        if rests != did_rest {
+            self.watch.listen(door.listener(), !rests);
         }
     }
 

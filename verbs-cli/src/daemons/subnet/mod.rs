@@ -4,7 +4,6 @@ mod args;
 mod builtin;
 mod client;
 pub(crate) mod descriptors;
-mod door;
 mod error;
 mod managers;
 pub(crate) mod place;

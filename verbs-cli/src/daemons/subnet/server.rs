@@ -17,11 +17,11 @@ use rustix::thread::sched_yield;
 use verbs_core::time;
 use verbs_sm::Config;
 
+use super::super::door::Door;
 use crate::ending::Signal;
 use crate::subnet::builtin::BuiltIn;
 use crate::subnet::client::{Client, Kind, MESSAGE_BYTES, TURN_BYTES, WAITING_BYTES_MAX};
 use crate::subnet::descriptors::Descriptors;
-use crate::subnet::door::Door;
 use crate::subnet::error::SubnetError;
 use crate::subnet::managers::Managers;
 use crate::subnet::place::{Place, control_of};

@@ -1,6 +1,6 @@
 //! A listening socket whose loop goes on when a connection cannot be taken.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use hca_sim::link::fabric::socket::accept_from;
@@ -16,22 +16,27 @@ const TURN: usize = 16;
 const BREATH: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
-pub(super) struct Door {
+pub(in crate::daemons) struct Door {
     listener: OwnedFd,
     /// Nothing is accepted before.
     rests_until: Option<Instant>,
 }
 
 impl Door {
-    pub(super) fn new(listener: OwnedFd) -> Self {
+    pub(in crate::daemons) fn new(listener: OwnedFd) -> Self {
         Self {
             listener,
             rests_until: None,
         }
     }
 
+    /// The listener, to be waited for while the door does not [rest](Self::rests_until).
+    pub(in crate::daemons) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
     /// What to wait for.
-    pub(super) fn entry(&self) -> PollFd<'_> {
+    pub(in crate::daemons) fn entry(&self) -> PollFd<'_> {
         let wanted = match self.rests_until {
             None => PollFlags::IN,
             Some(_) => PollFlags::empty(),
@@ -40,12 +45,12 @@ impl Door {
     }
 
     /// When it is to be looked at again, ready or not.
-    pub(super) fn rests_until(&self) -> Option<Instant> {
+    pub(in crate::daemons) fn rests_until(&self) -> Option<Instant> {
         self.rests_until
     }
 
     /// Clients that have connected, if there are some: poll tells, but of a door that rests.
-    pub(super) fn accept(&mut self, now: Instant, is_ready: bool) -> Vec<OwnedFd> {
+    pub(in crate::daemons) fn accept(&mut self, now: Instant, is_ready: bool) -> Vec<OwnedFd> {
         if !is_ready && self.rests_until.is_none() {
             return Vec::new();
         }
