@@ -19,6 +19,7 @@ const HELPERS: [&str; 2] = ["until", "wait_until"];
 const SUBJECTS: &[(&str, &str)] = &[
     ("tests/exact/main.rs", "a sleep that must be counted"),
     ("tests/matrix/filter.rs", "a sleep that must be fatal"),
+    ("verbs-cli/tests/storm.rs", "a pace that the user sets"),
 ];
 
 /// Sleeps, and limits of time that a busy machine exceeds.
