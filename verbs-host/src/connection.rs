@@ -2,7 +2,9 @@
 //!
 //! All clients have queue pair 1, and each runs its own connection manager. The communication id in a message shows
 //! whose it is: an id belongs to the client that has first sent a message with it. The ids are 32 random bits, so that
-//! two clients do not draw the same one; a client that takes another's on purpose finds that its message is dropped.
+//! two clients seldom draw the same one. If they do, the peer's id tells their connections apart: the second client
+//! may begin once the first one's peer has named its own id, and a message of either that is sent again before then
+//! gets through later. A client that sends a message of another's connection on purpose finds that it is dropped.
 //!
 //! The same messages show which peers have to be informed when a client dies.
 
@@ -21,7 +23,8 @@ const ASKED_MAX: usize = 4096;
 /// The connections of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
-    ids: BTreeMap<CommId, Connection>,
+    /// By id, and by whose it is: two clients may have drawn the same id.
+    ids: BTreeMap<(CommId, ClientId), Connection>,
     /// The ids of each client, oldest first.
     of: BTreeMap<ClientId, VecDeque<CommId>>,
     /// The requests of peers that have no answer yet, by address and id; oldest first.
@@ -37,10 +40,12 @@ struct Asked {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Connection {
-    client: ClientId,
     peer: IpAddr,
     own: IpAddr,
-    state: State,
+    /// The peer's id and queue pair, once it has named them.
+    remote: Option<(CommId, Qpn)>,
+    /// One end has ended it.
+    is_over: bool,
     /// The client's queue pair.
     qpn: Option<Qpn>,
     service: Option<u64>,
@@ -48,14 +53,33 @@ struct Connection {
     is_active: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// It is being made.
-    Begun,
-    /// Both ends have a queue pair for it: the peer's id and queue pair.
-    Made(CommId, Qpn),
-    /// One end has ended it.
-    Over,
+impl Connection {
+    fn new((own, peer): (IpAddr, IpAddr)) -> Self {
+        Self {
+            peer,
+            own,
+            remote: None,
+            is_over: false,
+            qpn: None,
+            service: None,
+            is_active: false,
+        }
+    }
+
+    /// It is being made: the peer has not named its id.
+    fn is_begun(&self) -> bool {
+        self.remote.is_none() && !self.is_over
+    }
+
+    /// Both ends have a queue pair for it.
+    fn is_made(&self) -> bool {
+        self.remote.is_some() && !self.is_over
+    }
+
+    /// Whether the peer calls it by that id.
+    fn is_with(&self, remote: Option<CommId>) -> bool {
+        self.remote.is_some_and(|(known, _)| Some(known) == remote)
+    }
 }
 
 /// The destination of a message that has arrived for queue pair 1.
@@ -96,89 +120,92 @@ fn ids(message: &Message) -> (Option<CommId>, Option<CommId>) {
 }
 
 impl Connections {
-    /// A client sends a message to a peer. Returns whether it may, according to the ids; `room` says whether it may
-    /// have one more.
+    /// A client sends a message to a peer. Returns whether it may, according to the ids; `room` says how many
+    /// connections it may have.
     pub(crate) fn sends(
         &mut self,
         client: ClientId,
-        (own, peer): (IpAddr, IpAddr),
+        way: (IpAddr, IpAddr),
         message: &Message,
         room: u32,
     ) -> bool {
-        let (local, _) = ids(message);
+        let (local, remote) = ids(message);
         let Some(local) = local else {
             return true;
         };
-        let may = match self.ids.get(&local).map(|known| known.client) {
-            Some(known) => known == client,
-            None => self.begin(client, local, (own, peer), room),
-        };
-        if !may {
+        let is_others = self
+            .with_id(local)
+            .any(|(whose, known)| whose != client && (known.is_begun() || known.is_with(remote)));
+        if is_others {
             return false;
         }
-        let Some(known) = self.ids.get_mut(&local) else {
+        let key = (local, client);
+        if !self.ids.contains_key(&key) && !self.begin(key, way, message, room) {
+            return false;
+        }
+        let Some(known) = self.ids.get_mut(&key) else {
             return false;
         };
         match message {
             Message::Req(req) => {
+                if known.is_over {
+                    *known = Connection::new(way);
+                }
                 known.qpn = Some(req.qpn);
                 known.service = Some(req.service_id.0);
                 known.is_active = true;
             }
             Message::Rep(rep) => {
                 known.qpn = Some(rep.qpn);
-                let asked = (peer, rep.remote_id);
+                let asked = (way.1, rep.remote_id);
                 let found = self.asked.iter().position(|(who, _)| *who == asked);
                 if let Some((_, asked)) = found.and_then(|at| self.asked.remove(at)) {
-                    known.state = State::Made(rep.remote_id, asked.qpn);
+                    known.remote = Some((rep.remote_id, asked.qpn));
                     known.service = Some(asked.service);
                 }
             }
-            Message::Rej(_) | Message::Dreq(_) | Message::Drep(_) => known.state = State::Over,
+            Message::Rej(_) | Message::Dreq(_) | Message::Drep(_) => known.is_over = true,
             _ => {}
         }
         true
     }
 
+    /// The connections with that id, and whose they are.
+    fn with_id(&self, id: CommId) -> impl Iterator<Item = (ClientId, &Connection)> {
+        let all = self.ids.range((id, ClientId::FIRST)..);
+        let same = all.take_while(move |((known, _), _)| *known == id);
+        same.map(|(&(_, client), known)| (client, known))
+    }
+
     fn begin(
         &mut self,
-        client: ClientId,
-        id: CommId,
-        (own, peer): (IpAddr, IpAddr),
+        (id, client): (CommId, ClientId),
+        way: (IpAddr, IpAddr),
+        message: &Message,
         room: u32,
     ) -> bool {
+        use Message::{Mra, Rep, Req, SidrReq};
+        let begins = matches!(message, Req(_) | Mra(_) | Rep(_) | SidrReq(_));
+        if !begins && self.with_id(id).next().is_some() {
+            return false;
+        }
         let theirs = self.of.entry(client).or_default();
         if theirs.len() >= room as usize {
-            let ids = &self.ids;
-            let is = |id: &CommId, over: bool| {
-                ids.get(id).is_none_or(|known| match known.state {
-                    State::Over => true,
-                    State::Begun => !over,
-                    State::Made(..) => false,
-                })
-            };
+            let state = |id: &CommId| self.ids.get(&(*id, client));
             // A connection that has ended is replaced, or else the oldest attempt.
-            let over = theirs.iter().position(|id| is(id, true));
-            let Some(at) = over.or_else(|| theirs.iter().position(|id| is(id, false))) else {
+            let mut each = theirs.iter();
+            let over = each.position(|id| state(id).is_none_or(|known| known.is_over));
+            let mut each = theirs.iter();
+            let oldest = || each.position(|id| state(id).is_none_or(Connection::is_begun));
+            let Some(at) = over.or_else(oldest) else {
                 return false;
             };
             if let Some(gone) = theirs.remove(at) {
-                self.ids.remove(&gone);
+                self.ids.remove(&(gone, client));
             }
         }
         theirs.push_back(id);
-        self.ids.insert(
-            id,
-            Connection {
-                client,
-                peer,
-                own,
-                state: State::Begun,
-                qpn: None,
-                service: None,
-                is_active: false,
-            },
-        );
+        self.ids.insert((id, client), Connection::new(way));
         true
     }
 
@@ -202,22 +229,35 @@ impl Connections {
             Message::SidrReq(req) => return Whose::Service(req.service_id.0),
             _ => {}
         }
-        let Some(known) = ids(message).1.and_then(|id| self.ids.get_mut(&id)) else {
+        let (remote, local) = ids(message);
+        let found = local.and_then(|local| Some((local, self.whose(local, peer, remote)?)));
+        let Some((local, client)) = found else {
             return Whose::Nobody;
         };
         // A stranger that has guessed the id ends nothing here; the client checks the message itself.
-        if known.peer == peer {
+        let known = self.ids.get_mut(&(local, client));
+        if let Some(known) = known.filter(|known| known.peer == peer) {
             match message {
-                Message::Rep(rep) if known.state == State::Begun => {
-                    known.state = State::Made(rep.local_id, rep.qpn);
+                Message::Rep(rep) if known.is_begun() => {
+                    known.remote = Some((rep.local_id, rep.qpn));
                 }
                 Message::Rej(_) | Message::Dreq(_) | Message::Drep(_) | Message::SidrRep(_) => {
-                    known.state = State::Over;
+                    known.is_over = true;
                 }
                 _ => {}
             }
         }
-        Whose::Client(known.client)
+        Whose::Client(client)
+    }
+
+    /// The client whose connection with that id a message is for, from a peer that calls it `remote`.
+    fn whose(&self, local: CommId, peer: IpAddr, remote: Option<CommId>) -> Option<ClientId> {
+        let same = self.with_id(local);
+        let best = same.min_by_key(|(_, known)| {
+            let fits = [known.peer == peer, known.is_with(remote), known.is_begun()];
+            fits.map(|fits| !fits)
+        });
+        best.map(|(client, _)| client)
     }
 
     /// How many a client has.
@@ -228,21 +268,15 @@ impl Connections {
     /// Those of a client that have not ended, oldest first.
     pub(crate) fn list(&self, client: ClientId) -> impl Iterator<Item = ListedConnection> {
         let theirs = self.of.get(&client).into_iter().flatten();
-        let known = theirs.filter_map(|id| self.ids.get(id));
-        known.filter_map(|known| {
-            let remote_qpn = match known.state {
-                State::Begun => None,
-                State::Made(_, qpn) => Some(qpn),
-                State::Over => return None,
-            };
-            Some(ListedConnection {
-                local: known.own,
-                remote: known.peer,
-                service: known.service,
-                is_active: known.is_active,
-                qpn: known.qpn,
-                remote_qpn,
-            })
+        let known = theirs.filter_map(move |&id| self.ids.get(&(id, client)));
+        let open = known.filter(|known| !known.is_over);
+        open.map(|known| ListedConnection {
+            local: known.own,
+            remote: known.peer,
+            service: known.service,
+            is_active: known.is_active,
+            qpn: known.qpn,
+            remote_qpn: known.remote.map(|(_, qpn)| qpn),
         })
     }
 
@@ -250,10 +284,8 @@ impl Connections {
     pub(crate) fn forget(&mut self, client: ClientId) -> Vec<Farewell> {
         let theirs = self.of.remove(&client).unwrap_or_default();
         let farewell = |id: CommId| {
-            let known = self.ids.remove(&id)?;
-            let State::Made(remote_id, remote_qpn) = known.state else {
-                return None;
-            };
+            let known = self.ids.remove(&(id, client))?;
+            let (remote_id, remote_qpn) = known.remote.filter(|_| known.is_made())?;
             let dreq = Dreq {
                 local_id: id,
                 remote_id,

@@ -18,6 +18,9 @@ use crate::outbox::Outbox;
 pub struct ClientId(NonZeroU32);
 
 impl ClientId {
+    /// The lowest.
+    pub(crate) const FIRST: Self = Self(NonZeroU32::MIN);
+
     /// The client with that number; there is no number 0.
     pub fn new(number: u32) -> Option<Self> {
         NonZeroU32::new(number).map(Self)
@@ -98,6 +101,14 @@ impl Client {
     pub(crate) fn is_member(&self) -> bool {
         self.name.is_some()
     }
+}
+
+/// The clients that have been welcomed.
+pub(crate) fn members(
+    clients: &BTreeMap<ClientId, Client>,
+) -> impl Iterator<Item = (ClientId, &Client)> {
+    let members = clients.iter().filter(|(_, client)| client.is_member());
+    members.map(|(&id, client)| (id, client))
 }
 
 /// Two clients exchange packets.

@@ -9,7 +9,7 @@ use verbs_core::mad::TransactionId;
 use verbs_core::time::Instant;
 
 use super::{Daemon, Ended, Mad, span};
-use crate::client::{ClientId, part};
+use crate::client::{ClientId, members, part};
 
 impl Daemon {
     /// A client has ended: its line was closed, or its process has ended, whichever is noticed first.
@@ -65,8 +65,7 @@ impl Daemon {
         for &neighbour in &neighbours {
             self.tell(neighbour, &gone);
         }
-        let members = self.clients.values().filter(|client| client.is_member());
-        let members = members.count();
+        let members = members(&self.clients).count();
         self.departures
             .add(now, members, blocks, client, neighbours);
     }
@@ -76,9 +75,8 @@ impl Daemon {
         let Some(departures) = self.departures.take_due(now) else {
             return;
         };
-        let members = self.clients.iter().filter(|(_, client)| client.is_member());
-        let members: Vec<_> = members.map(|(&id, _)| id).collect();
-        for client in members {
+        let ids: Vec<_> = members(&self.clients).map(|(id, _)| id).collect();
+        for client in ids {
             for piece in departures.news_for(client).chunks(LIST_MAX) {
                 self.tell(client, &Message::Gone(piece.to_vec()));
             }

@@ -23,7 +23,7 @@ use verbs_core::{AsyncEvent, Seed};
 
 use crate::channel::{ChannelEnd, Channels, NewChannel};
 use crate::client::departure::Departures;
-use crate::client::{Client, ClientId, ClientInfo, User};
+use crate::client::{Client, ClientId, ClientInfo, User, members};
 use crate::connection::Connections;
 use crate::outward::Outward;
 use crate::service::Services;
@@ -301,9 +301,8 @@ impl Daemon {
 
     /// The clients that were welcomed.
     pub fn clients(&self) -> Vec<ClientInfo> {
-        let members = self.clients.iter();
-        members
-            .filter_map(|(&id, client)| {
+        members(&self.clients)
+            .filter_map(|(id, client)| {
                 let mut usage = client.usage;
                 usage.put(Quota::Connections, self.connections.count(id));
                 Some(ClientInfo {
@@ -347,8 +346,7 @@ impl Daemon {
 
     /// Sends a message to all clients.
     fn tell_all(&mut self, message: &Message<'_>) {
-        let members = self.clients.iter().filter(|(_, client)| client.is_member());
-        let ids: Vec<_> = members.map(|(&id, _)| id).collect();
+        let ids: Vec<_> = members(&self.clients).map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.tell(id, message));
     }
 }

@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use verbs_core::host::quota::{Holder, Quota, QuotaError};
 
 use super::Daemon;
-use crate::client::{Client, ClientId, User};
+use crate::client::{Client, ClientId, User, members};
 
 impl Daemon {
     /// Whether one more process, or one more port of a process, may become a client.
     pub(super) fn may_enter(&self, user: User) -> Result<(), QuotaError> {
         let count = |counts: &dyn Fn(&Client) -> bool| {
-            let members = self.clients.values().filter(|client| client.is_member());
-            members.filter(|client| counts(client)).count()
+            members(&self.clients)
+                .filter(|(_, client)| counts(client))
+                .count()
         };
         // A process of another namespace has no number here, and only its user is known.
         let is_same_process = |client: &Client| user.pid != 0 && client.user == user;

@@ -10,8 +10,8 @@ mod seeds;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use bed::{Bed, HERE, packet, rep, req, rtu, service_of};
-use verbs_cm::wire::{CommId, Message as CmMessage};
+use bed::{Bed, Client, HERE, packet, rep, req, rtu, service_of};
+use verbs_cm::wire::{CommId, Dreq, Message as CmMessage};
 use verbs_core::Qpn;
 use verbs_core::host::message::{No, NotListening, Packets, Service, VERSION, VERSION_LEAST};
 use verbs_core::host::quota::Quota;
@@ -334,6 +334,66 @@ fn peers_of_a_dead_client_are_told() {
     let (_, message) = CmMessage::parse(&rejected.mad).expect("a message");
     assert!(matches!(message, CmMessage::Rej(rej) if rej.remote_id == CommId(0x5555)));
     assert_eq!(rejected.dst, away());
+}
+
+/// Goal: two clients that draw the same id both connect, and each gets its own messages; a third gains nothing by it.
+/// Method: the ids are equal on the side that asks, and on the side that is asked.
+#[test]
+fn two_clients_may_draw_the_same_id() {
+    let mut bed = Bed::new();
+    let [server, first, second, third] = [0; 4].map(|_| bed.join());
+    bed.say(server, &Message::Listen(1, service_of(7174)));
+    bed.told(server);
+    let same = CommId(0x1111);
+    let answers = [CommId(0x2221), CommId(0x2222)];
+    let qpn = |of: Client| Qpn::new(of.block.qpns().start + 0x30);
+
+    bed.send_cm(first, HERE, &req(same, 7174, qpn(first)));
+    assert_eq!(bed.messages(server).len(), 1);
+    // Its answer is not there yet, so nothing tells them apart: the next repetition gets through.
+    bed.send_cm(second, away(), &req(same, 7174, qpn(second)));
+    assert!(bed.daemon.next_outward().is_none());
+    bed.send_cm(server, HERE, &rep(answers[0], same, qpn(server)));
+    assert_eq!(bed.messages(first).len(), 1);
+    bed.send_cm(second, away(), &req(same, 7174, qpn(second)));
+    assert!(bed.daemon.next_outward().is_some());
+    let answer = rep(answers[1], same, Qpn::new(0x77));
+    bed.arrive_cm(away(), &answer);
+    assert_eq!(bed.messages(second), [answer]);
+    assert!(bed.messages(first).is_empty());
+
+    // Neither ends the other's connection, and a third client ends none.
+    let dreq = |remote_id, remote_qpn| {
+        CmMessage::Dreq(Dreq {
+            local_id: same,
+            remote_id,
+            remote_qpn,
+            ..Dreq::default()
+        })
+    };
+    bed.send_cm(second, HERE, &dreq(answers[0], qpn(server)));
+    bed.send_cm(third, HERE, &dreq(answers[0], qpn(server)));
+    bed.send_cm(third, HERE, &dreq(CommId(0x9999), qpn(server)));
+    bed.send_cm(third, HERE, &rep(same, answers[0], qpn(third)));
+    assert!(bed.messages(server).is_empty());
+    let clients = bed.daemon.clients();
+    let counts = clients.iter().map(|of| of.usage.of(Quota::Connections));
+    assert!(counts.eq([1, 1, 1, 0]), "{clients:?}");
+
+    // The end of one is not the other's.
+    bed.daemon.leave(bed.now, first.id, Ended::Died);
+    bed.told(server);
+    let farewell = bed.daemon.poll_mad().expect("one peer");
+    assert_eq!((farewell.dst, bed.daemon.poll_mad()), (HERE, None));
+    let hello = rtu(answers[1], same);
+    bed.arrive_cm(away(), &hello);
+    assert!(bed.messages(second).contains(&hello));
+    // An id of a connection that has ended is free.
+    bed.send_cm(second, away(), &dreq(answers[1], Qpn::new(0x77)));
+    bed.send_cm(third, HERE, &req(same, 7174, qpn(third)));
+    assert_eq!(bed.messages(server), [req(same, 7174, qpn(third))]);
+    bed.send_cm(server, HERE, &rep(CommId(0x2223), same, qpn(server)));
+    assert_eq!(bed.messages(third).len(), 1);
 }
 
 /// Goal: 200 clients that connect and die in storms leave nothing: neither numbers, listeners nor memory. One that has had
