@@ -116,7 +116,11 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
 }
 
 fn run_host(args: &HostArgs) -> Result<(), u8> {
-    host::run(args, &mut io::stdout()).map_err(|error| complain("host", &error, error.exit_code()))
+    match host::run(args, &mut io::stdout()) {
+        Ok(0) => Ok(()),
+        Ok(code) => Err(code),
+        Err(error) => Err(complain("host", &error, error.exit_code())),
+    }
 }
 
 fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {

@@ -5,6 +5,8 @@
 //! gate runs a small one.
 
 mod child;
+#[path = "child/kept.rs"]
+mod kept;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::env;
@@ -230,7 +232,10 @@ fn a_storm_of_kills_leaves_nothing() {
     let answers = start("answers", PAIR_PORT);
     let mut asks = start("asks", PAIR_PORT);
     let alone = bed.latency(&mut asks);
-    let files = || [bed.daemon.id(), server.child.id()].map(Bed::files);
+    let keeper = bed.daemon.id();
+    let daemon = kept::next_kept_by(keeper, None);
+    let kept = daemon.as_raw_nonzero().get().unsigned_abs();
+    let files = || [keeper, kept, server.child.id()].map(Bed::files);
     let before = files();
 
     // 0 is none of them.
@@ -256,8 +261,13 @@ fn a_storm_of_kills_leaves_nothing() {
          beside the others: {beside}\n\
          in the storm: {under}"
     );
-    assert_eq!(files(), before, "descriptors of the daemon and the server");
+    assert_eq!(
+        files(),
+        before,
+        "descriptors of the keeper, the daemon and the server"
+    );
     let listed = bed.listed();
+    assert!(kept::is_alive(daemon), "it has not crashed");
     for own in [&server, &answers, &asks] {
         assert!(listed.contains(&own.child.id().into()), "{listed:?}");
     }

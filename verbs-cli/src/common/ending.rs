@@ -121,6 +121,19 @@ impl State {
 }
 
 impl Signal {
+    /// The one with that number, if it is one that tells a process to end.
+    pub(crate) fn of(number: i32) -> Option<Self> {
+        [SIGINT, SIGTERM].contains(&number).then_some(Self(number))
+    }
+
+    /// As the system's calls name it.
+    pub(crate) fn raw(self) -> rustix::process::Signal {
+        match self.0 {
+            SIGINT => rustix::process::Signal::INT,
+            _ => rustix::process::Signal::TERM,
+        }
+    }
+
     /// Ends the process as the signal does by default, so that its parent sees why it ended.
     pub(crate) fn obey(self) -> ! {
         // It comes back only if the system refuses.

@@ -2,10 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::kept::{is_alive, kept_by, next_kept_by};
 use crate::nic::libraries;
 use crate::run::{Ended, HOST, Place, VERBS, address_of};
 
@@ -388,6 +392,86 @@ fn namespaces_share_nothing_but_the_socket() {
     let mut host = Host::new(6);
     host.is_apart = true;
     killed_program_is_missed(&host);
+}
+
+/// Goal: a daemon that crashes is started again by itself: connections go on, programs connect as if nothing had happened, and
+/// no other daemon takes its place; told to end, it leaves nothing. Method: `SIGKILL`, as `SIGSEGV` or any other fault.
+#[test]
+fn a_daemon_that_crashes_is_started_again() {
+    let mut host = Host::new(8);
+    let at = host.address.clone();
+    let keeper = host.daemon.id();
+    let mut server = host.serve();
+    let mut client = host.start(&["rping", "-c", "-a", &at, "-C", "100000000", "-v"]);
+    let mut lines = BufReader::new(client.stdout.take().expect("a pipe")).lines();
+    read(&mut lines, 20);
+    let mut last = None;
+    for _ in 0..3 {
+        let daemon = next_kept_by(keeper, last);
+        last = Some(daemon);
+        kill_process(daemon, Signal::KILL).expect("it runs");
+        read(&mut lines, 2000);
+        // Without a second try: who connects waits for the next one.
+        let mut another = host.command(&["rping", "-c", "-a", &at, "-C", "5"]);
+        let another = Ended::from(another.output().expect("it starts"));
+        assert_eq!(another.code, Some(0), "{another:?}");
+    }
+    let log = fs::read_to_string(host.place.path("log")).expect("it is there");
+    assert_eq!(log.matches("is started again").count(), 3, "{log}");
+    client.kill().expect("it runs");
+    server.kill().expect("it runs");
+    (client.wait(), server.wait()).0.expect("a child");
+
+    let daemon = next_kept_by(keeper, last);
+    kill_process(Pid::from_child(&host.daemon), Signal::TERM).expect("it runs");
+    let ended = host.daemon.wait().expect("a child");
+    assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()), "{ended}");
+    assert!(!is_alive(daemon));
+    assert!(!host.place.path("host").exists());
+}
+
+/// Goal: a daemon that crashes as often as it is started is given up, and the error says how it ended.
+#[test]
+fn a_daemon_that_crashes_at_once_is_given_up() {
+    let mut host = Host::new(9);
+    let keeper = host.daemon.id();
+    let mut last = None;
+    let ended = loop {
+        if let Some(ended) = host.daemon.try_wait().expect("a child") {
+            break ended;
+        }
+        let daemon = kept_by(keeper).filter(|&daemon| Some(daemon) != last);
+        last = daemon.or(last);
+        if let Some(daemon) = daemon {
+            // It may just have ended.
+            let _ = kill_process(daemon, Signal::KILL);
+        }
+    };
+    assert_eq!(ended.code(), Some(1), "{ended}");
+    let log = fs::read_to_string(host.place.path("log")).expect("it is there");
+    assert!(
+        log.contains("crashes as soon as it is started (signal: 9"),
+        "{log}"
+    );
+    assert!(!host.place.path("host").exists());
+}
+
+/// Goal: the daemon ends with its keeper, so that the next one is not refused.
+#[test]
+fn a_daemon_ends_with_its_keeper() {
+    let mut host = Host::new(10);
+    let daemon = next_kept_by(host.daemon.id(), None);
+    host.kill();
+    let patience = Instant::now() + Duration::from_secs(60);
+    while is_alive(daemon) {
+        assert!(Instant::now() < patience, "it goes on");
+    }
+    host.restart();
+    // Nobody starts a daemon by hand as one that is kept.
+    let mut alone = host.command(&["host", "--kept-by", "1"]);
+    let alone = Ended::from(alone.stdin(Stdio::null()).output().expect("it starts"));
+    assert_eq!(alone.code, Some(1), "{alone:?}");
+    assert!(alone.stderr.contains("--kept-by"), "{alone:?}");
 }
 
 /// Goal: of programs that are started at the same time, one starts the daemon, and all share its address. Method: none of them

@@ -9,6 +9,8 @@ mod host;
 mod hostile;
 mod interrupted;
 mod iwarp;
+#[path = "../child/kept.rs"]
+mod kept;
 #[path = "../child/line.rs"]
 mod line;
 mod nic;

@@ -44,4 +44,7 @@ pub(crate) struct HostArgs {
     /// End so many seconds after the last program has gone
     #[arg(long, value_name = "SECONDS")]
     pub(crate) linger: Option<u64>,
+    /// This is the daemon itself, of the keeper with that process number
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) kept_by: Option<u32>,
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 
 use hca_sim::link::LinkError;
 use hca_sim::link::fabric::place::PlaceError;
@@ -19,6 +20,14 @@ pub(crate) enum HostError {
     Running(PathBuf),
     #[error("cannot listen at {}: {error}", path.display())]
     Listen { path: PathBuf, error: io::Error },
+    #[error("cannot start the daemon: {0}")]
+    Daemon(io::Error),
+    #[error(
+        "the daemon crashes as soon as it is started ({0}); `verbs host --verbose` and `--log debug` tell more"
+    )]
+    Crashes(ExitStatus),
+    #[error("this is no child of the keeper that --kept-by names: {0}")]
+    Keeper(io::Error),
     #[error("cannot wait for programs: {0}")]
     Wait(io::Error),
     #[error("cannot wait for signals: {0}")]

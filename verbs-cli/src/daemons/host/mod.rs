@@ -2,6 +2,7 @@
 
 mod args;
 mod error;
+mod keeper;
 mod leases;
 mod lines;
 mod server;
@@ -10,7 +11,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca_sim::Udp;
 use hca_sim::link::PacketLink;
@@ -18,7 +19,7 @@ use hca_sim::link::fabric::socket::listen_at;
 use hca_sim::link::host::place_to_listen;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
-use verbs_core::sync::Arc;
+use verbs_core::sync::{Arc, thread};
 
 pub(crate) use args::{ABOUT, EXAMPLES, HostArgs};
 pub(crate) use error::HostError;
@@ -32,16 +33,25 @@ use leases::Leases;
 use server::{Limits, Server};
 use verbs_host::Record;
 
-/// Shares addresses until the program is told to end.
-pub(crate) fn run(args: &HostArgs, out: &mut dyn Write) -> Result<(), HostError> {
+/// Shares addresses until the program is told to end. Returns the exit code.
+pub(crate) fn run(args: &HostArgs, out: &mut dyn Write) -> Result<u8, HostError> {
     let path = match &args.socket {
         Some(path) => path.clone(),
         None => place_to_listen()?,
     };
-    let lines_max = raise_descriptors();
+    match args.kept_by {
+        Some(keeper) => serve(args, keeper, &path, out).map(|()| 0),
+        None => keeper::keep(&path),
+    }
+}
+
+/// The daemon itself.
+fn serve(args: &HostArgs, keeper: u32, path: &Path, out: &mut dyn Write) -> Result<(), HostError> {
     // From here on INT and TERM are heard, so that no file is left behind.
     let stop = Stop::begin().map_err(HostError::Signals)?;
-    let (place, records) = Place::take(&path)?;
+    let (held, is_again) = keeper::take_over(keeper)?;
+    let (place, records) = Place::of(path, held)?;
+    let lines_max = raise_descriptors();
     let link: Box<dyn PacketLink> = match args.bind.is_empty() {
         true => Box::new(Udp::bind_interfaces()?),
         false => Box::new(Udp::bind(&args.bind)?),
@@ -55,7 +65,10 @@ pub(crate) fn run(args: &HostArgs, out: &mut dyn Write) -> Result<(), HostError>
         is_verbose: args.verbose,
     };
     let server = Server::new(link, place, &records, stop, limits).map_err(HostError::Wait)?;
-    line(out, &welcome).map_err(HostError::Output)?;
+    // Who has started it has read this once.
+    if !is_again {
+        line(out, &welcome).map_err(HostError::Output)?;
+    }
     match server.run().map_err(HostError::Wait)? {
         Some(signal) => signal.obey(),
         None => Ok(()),
@@ -76,8 +89,51 @@ fn raise_descriptors() -> usize {
         .clamp(1, LINES_MAX)
 }
 
-/// The socket, and the lock of the one daemon that listens there, which is the file of its leases, too. Removed when this
-/// goes.
+/// How long the last daemon may take to be gone when its keeper was killed.
+const IS_GOING: Duration = Duration::from_millis(100);
+
+/// What a keeper has: the listening socket, and the lock of the one daemon that listens there.
+#[derive(Debug)]
+struct Held {
+    listener: OwnedFd,
+    lock: OwnedFd,
+}
+
+impl Held {
+    fn take(path: &Path) -> Result<Self, HostError> {
+        let failed = |error: Errno| HostError::Listen {
+            path: path.to_owned(),
+            error: error.into(),
+        };
+        let since = Instant::now();
+        let lock = loop {
+            // The daemon that goes removes the file, so that it is opened anew.
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let lock = open(lock_of(path), flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break lock,
+                Err(Errno::WOULDBLOCK) if since.elapsed() < IS_GOING => {
+                    thread::sleep(IS_GOING / 20);
+                }
+                Err(Errno::WOULDBLOCK) => return Err(HostError::Running(path.to_owned())),
+                Err(error) => return Err(failed(error)),
+            }
+        };
+        let listener = listen_at(path).map_err(|error| match error {
+            Errno::ADDRINUSE => HostError::Running(path.to_owned()),
+            error => failed(error),
+        })?;
+        Ok(Self { listener, lock })
+    }
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    let mut lock = path.as_os_str().to_owned();
+    lock.push(".lock");
+    lock.into()
+}
+
+/// The socket, and the lock, which is the file of the leases, too. Removed when this goes.
 #[derive(Debug)]
 struct Place {
     socket: Option<SocketFile>,
@@ -86,40 +142,25 @@ struct Place {
     leases: Arc<Leases>,
     /// There are programs that go on with the next daemon: it reads the leases.
     has_programs: bool,
-    /// Released when the program ends, however it ends.
+    /// Released when the keeper and the daemon have ended, however they end.
     _held: OwnedFd,
 }
 
 impl Place {
     /// With what the last daemon has left there, if it was killed.
-    fn take(path: &Path) -> Result<(Self, Vec<Record>), HostError> {
+    fn of(path: &Path, held: Held) -> Result<(Self, Vec<Record>), HostError> {
         let failed = |error: io::Error| HostError::Listen {
             path: path.to_owned(),
             error,
         };
-        let mut lock = path.as_os_str().to_owned();
-        lock.push(".lock");
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let held = open(&lock, flags, Mode::RUSR | Mode::WUSR);
-        let held = held.map_err(|error| failed(error.into()))?;
-        match flock(&held, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(HostError::Running(path.to_owned())),
-            Err(error) => return Err(failed(error.into())),
-        }
-        let (leases, records) = Leases::open(&held).map_err(failed)?;
-        let listener = match listen_at(path) {
-            Ok(listener) => listener,
-            Err(Errno::ADDRINUSE) => return Err(HostError::Running(path.to_owned())),
-            Err(error) => return Err(failed(error.into())),
-        };
+        let (leases, records) = Leases::open(&held.lock).map_err(failed)?;
         let place = Self {
             socket: Some(SocketFile::bound(path).map_err(failed)?),
-            door: Door::new(listener),
-            lock: lock.into(),
+            door: Door::new(held.listener),
+            lock: lock_of(path),
             leases: Arc::new(leases),
             has_programs: false,
-            _held: held,
+            _held: held.lock,
         };
         Ok((place, records))
     }
@@ -143,14 +184,15 @@ mod tests {
     fn a_place_has_one_daemon() {
         let base = tempfile::tempdir().expect("a folder");
         let path = base.path().join("host");
-        let (place, _) = Place::take(&path).expect("it is free");
-        let refused = Place::take(&path).expect_err("it is taken");
+        let take = || Place::of(&path, Held::take(&path)?);
+        let (place, _) = take().expect("it is free");
+        let refused = take().expect_err("it is taken");
         assert!(matches!(refused, HostError::Running(_)), "{refused}");
         drop(place);
         assert_eq!(fs::read_dir(base.path()).expect("it is there").count(), 0);
         // What a daemon left behind that was killed is used again.
         let left = listen_at(&path).expect("it is free");
         drop(left);
-        drop(Place::take(&path).expect("it is abandoned"));
+        drop(take().expect("it is abandoned"));
     }
 }
