@@ -1,8 +1,9 @@
 //! `verbs host`: several programs on one address.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::kept::{is_alive, kept_by, next_kept_by};
-use crate::nic::libraries;
+use crate::nic::{compiled, libraries};
 use crate::run::{Ended, HOST, Place, VERBS, address_of};
 
 /// A daemon on an address of its own, and its clients.
@@ -89,8 +90,13 @@ impl Host {
 
     /// Starts a server of many clients, and waits until it listens.
     fn serve(&self) -> Child {
-        let serving = self.start(&["rping", "-s", "-P", "-a", &self.address]);
-        let pinged = self.ask(&["rping", "-c", "-a", &self.address, "-C", "1"]);
+        self.serve_at("7174")
+    }
+
+    fn serve_at(&self, port: &str) -> Child {
+        let at = ["-a", &self.address, "-p", port];
+        let serving = self.start(&[&["rping", "-s", "-P"][..], &at].concat());
+        let pinged = self.ask(&[&["rping", "-c", "-C", "1"][..], &at].concat());
         assert_eq!(pinged.code, Some(0), "{pinged:?}");
         serving
     }
@@ -472,6 +478,90 @@ fn a_daemon_ends_with_its_keeper() {
     let alone = Ended::from(alone.stdin(Stdio::null()).output().expect("it starts"));
     assert_eq!(alone.code, Some(1), "{alone:?}");
     assert!(alone.stderr.contains("--kept-by"), "{alone:?}");
+}
+
+/// Goal: a program that is stopped holds up nobody: others send, connect and are listed as before. Its own connection goes on
+/// with it, and nothing that was sent meanwhile is lost. Method: one end of a pair is stopped; its retries take 7 times 4 s.
+#[test]
+fn a_stopped_program_holds_up_nobody() {
+    let host = Host::new(11);
+    let at = host.address.as_str();
+    let pair = |port: &str| {
+        let server = host.serve_at(port);
+        let client = ["rping", "-c", "-v", "-a", at, "-p", port, "-C", "100000000"];
+        let mut client = host.start(&client);
+        let stdout = client.stdout.take().expect("a pipe");
+        ([server, client], BufReader::new(stdout).lines())
+    };
+    let (stopped, mut theirs) = pair("7301");
+    let (others, mut lines) = pair("7302");
+    for end in &stopped {
+        read(&mut theirs, 200);
+        let process = Pid::from_child(end);
+        kill_process(process, Signal::STOP).expect("it runs");
+        read(&mut lines, 3000);
+        let mut another = host.serve_at("7303");
+        let patience = Instant::now() + Duration::from_secs(60);
+        // The client that has found the server has just ended.
+        while listed(&host).len() != 5 {
+            assert!(Instant::now() < patience, "{:?}", listed(&host));
+        }
+        another.kill().expect("it runs");
+        another.wait().expect("a child");
+        kill_process(process, Signal::CONT).expect("it runs");
+        read(&mut theirs, 2000);
+    }
+    let readers = [theirs, lines].map(|lines| thread::spawn(move || lines.for_each(drop)));
+    for mut child in stopped.into_iter().chain(others) {
+        child.kill().expect("it runs");
+        child.wait().expect("a child");
+    }
+    for reader in readers {
+        reader.join().expect("no panic");
+    }
+}
+
+/// Goal: a program that becomes another one by `exec`, and one that is killed while a child of its `fork` goes on with its
+/// descriptors, have gone for the daemon, although a process, or the other end of the line, is still there.
+#[test]
+fn what_is_left_of_a_program_is_not_the_program() {
+    let host = Host::new(12);
+    let lib = libraries(&host.place);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/life.c");
+    let program = compiled(&host.place, &lib, &source);
+    for way in ["exec", "fork"] {
+        let mut child = Command::new(&program)
+            .arg(way)
+            .env("LD_LIBRARY_PATH", &lib)
+            .env("VERBS_DEVICE", &host.address)
+            .env("VERBS_HOST_SOCKET", host.place.path("host"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("text");
+        assert_eq!(line, "ready\n", "{way}");
+        assert_eq!(listed(&host).len(), 1, "{way}");
+        stdin.write_all(b"\n").expect("it reads");
+        let patience = Instant::now() + Duration::from_secs(60);
+        while !listed(&host).is_empty() {
+            assert!(Instant::now() < patience, "{way}");
+        }
+        // What is left of it lives, and has its stdout: it ends with its stdin.
+        if way == "exec" {
+            assert!(is_alive(Pid::from_child(&child)));
+            stdin.write_all(b"cat\n").expect("it reads");
+        }
+        drop(stdin);
+        let mut rest = String::new();
+        stdout.read_to_string(&mut rest).expect("text");
+        assert_eq!(rest.trim_end(), if way == "exec" { "cat" } else { "child" });
+        let ended = child.wait().expect("a child");
+        assert_eq!(ended.success(), way == "exec", "{ended}");
+    }
 }
 
 /// Goal: of programs that are started at the same time, one starts the daemon, and all share its address. Method: none of them

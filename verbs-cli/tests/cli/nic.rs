@@ -101,6 +101,21 @@ fn a_nic_connects_and_is_connected_to() {
     }
 }
 
+/// A C program of one file, compiled with the header of `shims/ibverbs` and linked with the library.
+pub(crate) fn compiled(place: &Place, lib: &Path, source: &Path) -> PathBuf {
+    let shims = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shims/ibverbs");
+    let program = place.path(&source.file_stem().expect("a name").to_string_lossy());
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-I"]);
+    compiler.arg(shims).arg(source);
+    compiler.arg(lib.join("libibverbs.so.1"));
+    let output = compiler.arg("-o").arg(&program).output();
+    let output = output.expect("a C compiler, as Rust needs one to link");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    program
+}
+
 /// Goal: a C program lists a device's extensions and calls one, and is refused what there is not (D17). Method: the example of
 /// `shims/ibverbs`, compiled with its header and linked with the library.
 #[test]
@@ -108,17 +123,7 @@ fn a_c_program_calls_extensions() {
     let place = Place::new();
     let lib = libraries(&place);
     let shims = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shims/ibverbs");
-    let program = place.path("extensions");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-I"]);
-    compiler
-        .arg(&shims)
-        .arg(shims.join("examples/extensions.c"));
-    compiler.arg(lib.join("libibverbs.so.1"));
-    let compiled = compiler.arg("-o").arg(&program).output();
-    let compiled = compiled.expect("a C compiler, as Rust needs one to link");
-    let said = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "{said}");
+    let program = compiled(&place, &lib, &shims.join("examples/extensions.c"));
     let ran = Command::new(&program)
         .env("LD_LIBRARY_PATH", &lib)
         .env("VERBS_DEVICE", "loopback")
