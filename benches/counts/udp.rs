@@ -226,7 +226,7 @@ macro_rules! counted {
 counted! {
     single_post: "counts::udp::post" of 1 => 2980;
     single_receive: "counts::udp::receive" of 1 => 2397;
-    single_acknowledge: "counts::udp::acknowledge" of 1 => 2055;
+    single_acknowledge: "counts::udp::acknowledge" of 1 => 2070;
     single_complete: "counts::udp::complete" of 1 => 2343;
     batch_post: "counts::udp::post" of BATCH => 1585;
     batch_receive: "counts::udp::receive" of BATCH => 1564;

@@ -55,5 +55,6 @@ pub use packet::verifier::{IcrcCounters, Verdict, Verifier};
 pub use packet::{
     Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Refusal, Route, Sent, Waiter,
 };
+pub use udp::steering::{PROGRAMS_MAX, SHARED_MAX, Seat, SteeredSocket, Steering};
 pub use udp::{ADDRESSES_MAX, GROUPS_MAX, LinkError, Udp};
 pub use wrap::{Captured, FaultCounters, Faults, Faulty, Wrap};

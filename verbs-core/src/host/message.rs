@@ -9,6 +9,8 @@
 //! | [`Message::Listen`], [`Message::Unlisten`], [`Message::Listening`] | client, client, daemon | a port number of the host |
 //! | [`Message::Join`], [`Message::Leave`] | client | multicast groups |
 //! | [`Packets`] | both | packets that the daemon sends, or has received |
+//! | [`Message::Socket`] | daemon | a socket that receives what the network sends to the client |
+//! | [`Message::Arrived`] | client | packets for another client that came to that socket |
 //! | [`Message::Port`] | daemon | the port has changed |
 //! | [`Message::Event`] | daemon | an asynchronous event, once |
 //! | [`Message::Gone`] | daemon | queue pair numbers that no longer exist |
@@ -38,6 +40,10 @@ pub const MESSAGE_MAX: usize = 65_536;
 /// Descriptors that come with a message at most.
 pub const DESCRIPTORS_MAX: usize = 4;
 
+/// A bit of [`Hello::features`] and [`Welcome::features`]: the client can receive from [sockets](Message::Socket) of the
+/// network, and send to them.
+pub const SOCKETS: u64 = 1 << 1;
+
 /// Bytes of the header.
 pub const HEADER: usize = 16;
 
@@ -60,7 +66,7 @@ pub struct Hello {
     pub lowest: u16,
     /// The newest.
     pub highest: u16,
-    /// Bits of features that it knows: [`channel::FEATURE`](super::channel::FEATURE).
+    /// Bits of features that it knows: [`channel::FEATURE`](super::channel::FEATURE), [`SOCKETS`].
     pub features: u64,
     /// Addresses that the port has to have, or else the client does not want to be one.
     pub addresses: Vec<IpAddr>,
@@ -235,6 +241,12 @@ pub enum Message<'a> {
     Leave(IpAddr),
     /// See [`Packets`].
     Packets(Packets<'a>),
+    /// A socket for that address of the port, in place of an earlier one, comes with the message as a descriptor. It is
+    /// bound to the UDP port of RoCEv2 there, and receives the packets of the network that are for the client's queue pairs.
+    /// The client may send packets to other hosts by it, except those of the connection manager and of multicast groups.
+    Socket(IpAddr),
+    /// Packets of the network that came to the client's socket, and are not for its queue pairs.
+    Arrived(Packets<'a>),
     /// What the port is from now on.
     Port(PortNews),
     /// An event.
@@ -284,6 +296,8 @@ mod kind {
     pub(super) const CHANGED_OVER: u16 = 22;
     pub(super) const LIST: u16 = 23;
     pub(super) const LISTING: u16 = 24;
+    pub(super) const SOCKET: u16 = 25;
+    pub(super) const ARRIVED: u16 = 26;
 }
 
 impl<'a> Message<'a> {
@@ -317,8 +331,8 @@ impl<'a> Message<'a> {
             Self::Leased(_, leased) => put_result(leased, out),
             Self::Listen(_, service) | Self::Unlisten(service) => service.put(out),
             Self::Listening(_, listening) => put_result(listening, out),
-            Self::Join(group) | Self::Leave(group) => group.put(out),
-            Self::Packets(packets) => {
+            Self::Join(address) | Self::Leave(address) | Self::Socket(address) => address.put(out),
+            Self::Packets(packets) | Self::Arrived(packets) => {
                 packets.put_head(out);
                 out.extend_from_slice(packets.bytes);
             }
@@ -357,6 +371,7 @@ impl<'a> Message<'a> {
             kind::COMMAND => return Ok(Self::Command(tag, from.rest())),
             kind::DONE => return Ok(Self::Done(tag, from.rest())),
             kind::PACKETS => return Packets::take(from).map(Self::Packets),
+            kind::ARRIVED => return Packets::take(from).map(Self::Arrived),
             kind::HELLO => Self::Hello(from.read()?),
             kind::WELCOME => Self::Welcome(from.read()?),
             kind::NO => Self::No(from.read()?),
@@ -378,6 +393,7 @@ impl<'a> Message<'a> {
             kind::CHANGED_OVER => Self::ChangedOver(from.read()?),
             kind::LIST => Self::List(tag, from.read()?),
             kind::LISTING => Self::Listing(tag, from.read()?),
+            kind::SOCKET => Self::Socket(from.read()?),
             got => {
                 return Err(Malformed::Unknown {
                     what: "message",
@@ -415,6 +431,8 @@ impl<'a> Message<'a> {
             Self::ChangedOver(_) => (kind::CHANGED_OVER, 0),
             Self::List(tag, _) => (kind::LIST, tag),
             Self::Listing(tag, _) => (kind::LISTING, tag),
+            Self::Socket(_) => (kind::SOCKET, 0),
+            Self::Arrived(_) => (kind::ARRIVED, 0),
         }
     }
 }

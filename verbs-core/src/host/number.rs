@@ -19,6 +19,9 @@ const INDEX_BITS: u32 = 10;
 pub struct Block(u16);
 
 impl Block {
+    /// The low bits of a queue pair number, which are its index in the block.
+    pub const INDEX_BITS: u32 = INDEX_BITS;
+
     /// The daemon's own: queue pair 1 of the host is in it, and multicast.
     pub const DAEMON: Self = Self(0);
 

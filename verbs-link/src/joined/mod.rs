@@ -1,24 +1,23 @@
 //! A port whose addresses belong to a daemon of the host: several processes share them.
 //!
 //! The daemon delivers a packet to the process that has its queue pair number: numbers are leased from it in blocks.
-//! Packets of the network pass through the daemon in both directions, over a Unix socket. Between two processes of the
-//! host they do so only at first: with the first one, the daemon is asked for a *channel*, memory that the two share,
+//! Packets of the network pass through the daemon in both directions, over a Unix socket, unless it gives the process sockets
+//! of its own (`wire`). Between two processes of the host they do so only at first: with the first one, the daemon is asked for a *channel*, memory that the two share,
 //! and from then on they talk without the daemon, and without system calls while both are awake.
 //!
 //! A channel never reorders packets against those that were sent through the daemon before, and a neighbour that
 //! writes nonsense to it, stops reading, or dies at any moment harms no connection but its own.
 
-mod channel;
-mod channels;
-mod inbound;
 mod line;
 mod list;
+mod near;
 mod outbound;
-mod patience;
+mod packet;
 mod rejoin;
 #[cfg(all(test, not(verbs_loom)))]
 mod tests;
 mod waiter;
+mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -32,30 +31,32 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, sockopt};
 use verbs_core::host::channel::FEATURE;
 use verbs_core::host::message::{
-    Hello, MESSAGE_MAX, No, PACKETS_MAX, Packets, PortNews, Token, VERSION, VERSION_LEAST, Welcome,
+    Hello, MESSAGE_MAX, No, PACKETS_MAX, Packets, PortNews, SOCKETS, Token, VERSION, VERSION_LEAST,
+    Welcome,
 };
 use verbs_core::host::{Block, Channel as ChannelNews, HostPorts, Malformed, Message, Quota};
 use verbs_core::sync::Arc;
 use verbs_core::{Mtu, Qpn};
-use verbs_wire::Icrc;
 
 use crate::rng::system_entropy;
 use crate::sys::{self, BATCH_MAX, Slot};
 use crate::time::Clock;
 use crate::{
-    Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, LinkCounters, PacketLink, Refusal, Route, Sent, Waiter,
 };
 
-pub use self::channel::channel_files;
-pub use self::inbound::{Bounds, Inbound, Taken};
 pub use self::list::clients_of;
+pub use self::near::channel::channel_files;
+pub use self::near::inbound::{Bounds, Inbound, Taken};
 
-use self::channel::Channel;
-use self::channels::{Channels, Ended, Path};
-use self::inbound::BURST;
 use self::line::Line;
+use self::near::channel::Channel;
+use self::near::channels::{Channels, Ended, Path};
+use self::near::inbound::BURST;
+use self::packet::hand_up;
 use self::rejoin::Tie;
-use self::waiter::LineWaiter;
+use self::waiter::{LOOKS, LineWaiter};
+use self::wire::Wire;
 
 /// The most datagrams that one call of `receive` takes.
 const TURNS: usize = 4;
@@ -63,15 +64,8 @@ const TURNS: usize = 4;
 /// The buffer size that is requested for the socket, in bytes; the system may grant less.
 const SOCKET_BYTES: usize = 1 << 20;
 
-/// After the line has carried something, this many calls of `receive` look at it. Later calls look when a waiting thread
-/// has seen that there is something, so that polling costs no system call.
-const LOOKS: u32 = 512;
-
 /// How long a daemon may take to answer the first message; a stopped daemon never does.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Stands in place of the ICRC of packets that have none.
-const NO_ICRC: [u8; Icrc::LEN] = [0; Icrc::LEN];
 
 /// Queue pair numbers below this have a meaning of their own; they are in the daemon's block.
 const QPN_MIN: u32 = 0x10;
@@ -131,6 +125,7 @@ pub struct Joined {
     /// The datagram that is being sent.
     datagram: Vec<u8>,
     channels: Channels,
+    wire: Wire,
     /// The daemon makes channels.
     has_channels: bool,
     /// Calls of `receive` that look at the line.
@@ -168,7 +163,7 @@ impl Joining {
         let hello = Message::Hello(Hello {
             lowest: VERSION_LEAST,
             highest: VERSION,
-            features: FEATURE,
+            features: FEATURE | SOCKETS,
             addresses: addresses.to_vec(),
             name: name.to_owned(),
             token: Token::default(),
@@ -222,6 +217,7 @@ impl Joined {
             slots: (0..BATCH_MAX).map(|_| Slot::new()).collect(),
             datagram: Vec::with_capacity(MESSAGE_MAX),
             channels: Channels::new(),
+            wire: Wire::default(),
             has_channels: welcome.features & FEATURE != 0,
             looks: LOOKS,
             counters: LinkCounters::default(),
@@ -288,6 +284,12 @@ impl Joined {
                     .for_each(|block| self.channels.refuse(block));
             }
             Message::Channel(news) => self.open_channel(news, files),
+            Message::Socket(address) => {
+                // The system passes none on if too many are under way.
+                for socket in files.into_iter().take(1) {
+                    self.wire.add(*address, socket, &self.waiter);
+                }
+            }
             Message::ChangedOver(number) => {
                 if let Some(channel) = self.channels.get_mut(*number) {
                     channel.is_open = true;
@@ -305,6 +307,7 @@ impl Joined {
     fn follow(&mut self, port: &PortNews) {
         if port.addresses != self.port.addresses {
             self.changes.push_back(Change::Addresses);
+            self.wire.keep(&port.addresses, &self.waiter);
         }
         if port.is_up != self.port.is_up {
             let change = if port.is_up { Change::Up } else { Change::Down };
@@ -446,30 +449,6 @@ fn numbers_of(block: Block) -> Range<u32> {
     start.max(QPN_MIN)..end
 }
 
-/// Hands up the packets of a message. Those of a channel may have no ICRC.
-fn hand_up(burst: &Packets<'_>, is_near: bool, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
-    let packets = burst.packets();
-    let count = packets.len();
-    for (k, bytes) in (0..).zip(packets) {
-        let ident = match (burst.dst, burst.ident) {
-            _ if is_near && bytes.last_chunk() == Some(&NO_ICRC) => Ident::Unsealed,
-            (IpAddr::V6(_), _) => Ident::Known(0),
-            (IpAddr::V4(_), Some(first)) => Ident::Known(first.wrapping_add(k)),
-            (IpAddr::V4(_), None) => Ident::Hidden,
-        };
-        sink(&Arrival {
-            src: burst.src,
-            dst: burst.dst,
-            sport: burst.sport,
-            tclass: burst.tclass,
-            ident,
-            local: None,
-            bytes,
-        });
-    }
-    count
-}
-
 impl PacketLink for Joined {
     fn addresses(&self) -> &[IpAddr] {
         &self.port.addresses
@@ -479,11 +458,11 @@ impl PacketLink for Joined {
         self.port.mtu
     }
 
-    /// Packets that leave the host are sent one by one.
+    /// Packets that leave the host through the daemon are sent one by one.
     fn burst_limit(&self, route: &Route) -> usize {
         match self.port.addresses.contains(&route.dst) {
             true => BURST,
-            false => 1,
+            false => self.wire.burst_limit(route).unwrap_or(1),
         }
     }
 
@@ -497,9 +476,10 @@ impl PacketLink for Joined {
     }
 
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
-        match self.has_channels && self.port.addresses.contains(&burst.route.dst) {
-            true => self.transmit_near(burst),
-            false => self.transmit_run(Path::Daemon, burst, 0),
+        match self.port.addresses.contains(&burst.route.dst) {
+            true if self.has_channels => self.transmit_near(burst),
+            true => self.transmit_run(Path::Daemon, burst, 0),
+            false => self.transmit_far(burst),
         }
     }
 
@@ -513,11 +493,25 @@ impl PacketLink for Joined {
             packets += self.receive_line(sink);
         }
         packets += self.receive_near(sink);
+        let Self {
+            wire,
+            numbers,
+            line,
+            waiter,
+            ..
+        } = self;
+        packets += wire.receive(numbers, line, waiter, sink);
         self.counters.packets_received += packets as u64;
         packets
     }
 
-    fn feedback(&mut self, _route: &Route, _news: Feedback) {}
+    fn feedback(&mut self, route: &Route, news: Feedback) {
+        self.wire.feedback(route, news);
+    }
+
+    fn refusal(&mut self) -> Option<Refusal> {
+        self.wire.refusal()
+    }
 
     fn entropy(&mut self) -> u64 {
         system_entropy()
@@ -570,7 +564,7 @@ impl PacketLink for Joined {
     }
 
     fn counters(&self) -> LinkCounters {
-        self.counters
+        self.wire.counted(self.counters)
     }
 }
 

@@ -1,14 +1,20 @@
 //! What a port sends: through the daemon, or through channels to processes of this host.
 
 use rustix::io::Errno;
+use verbs_core::Qpn;
 use verbs_core::host::message::Packets;
 use verbs_core::host::{Block, Message};
-use verbs_wire::{Bth, BthView, ROCE_PORT};
+use verbs_wire::ROCE_PORT;
 
-use super::channel::Put;
-use super::channels::Path;
-use super::{Joined, LOOKS};
+use super::Joined;
+use super::near::channel::Put;
+use super::near::channels::Path;
+use super::packet::dest_of;
+use super::waiter::LOOKS;
 use crate::{Burst, Sent};
+
+/// The queue pair of general services, where connection managers listen.
+const GSI: Qpn = Qpn::new(1);
 
 impl Joined {
     /// Sends packets that are all for one place.
@@ -81,6 +87,17 @@ impl Joined {
             any = true;
         }
         Sent::Gone
+    }
+
+    /// Sends packets to another host: through the daemon if there is one of the connection manager among them, because the
+    /// daemon follows connections. A burst stays whole: its packets are numbered, and their ICRCs cover the numbers.
+    pub(super) fn transmit_far(&mut self, burst: &Burst<'_>) -> Sent {
+        let is_management = |packet: &[u8]| dest_of(packet) == Some(GSI);
+        let sent = match burst.packets().any(is_management) {
+            true => None,
+            false => self.wire.transmit(burst),
+        };
+        sent.unwrap_or_else(|| self.transmit_run(Path::Daemon, burst, 0))
     }
 
     fn path(&mut self, block: Option<Block>) -> Path {
@@ -186,6 +203,5 @@ impl<'a> Iterator for Runs<'a> {
 
 /// The block of the queue pair number that a packet is for.
 fn block_of(packet: &[u8]) -> Option<Block> {
-    let bth = packet.first_chunk::<{ Bth::LEN }>()?;
-    Block::of(BthView::of(bth).dest_qpn())
+    Block::of(dest_of(packet)?)
 }

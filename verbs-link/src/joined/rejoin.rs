@@ -13,12 +13,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use verbs_core::Qpn;
 use verbs_core::host::channel::FEATURE;
-use verbs_core::host::message::{Hello, PortNews, Token, VERSION, VERSION_LEAST, Welcome};
+use verbs_core::host::message::{Hello, PortNews, SOCKETS, Token, VERSION, VERSION_LEAST, Welcome};
 use verbs_core::host::{Block, Message};
 use verbs_core::sync::Arc;
 
-use super::waiter::RETRY;
-use super::{Joined, LOOKS, line};
+use super::waiter::{LOOKS, RETRY};
+use super::{Joined, line};
 use crate::time::{Clock, Instant};
 use crate::{Change, Waiter as _};
 
@@ -122,6 +122,7 @@ impl Joined {
     pub(super) fn close(&mut self) {
         self.tie.state = State::Over;
         self.waiter.cut(false);
+        self.wire.clear(&self.waiter);
         if self.line.close() {
             self.channels.clear();
             self.waiter.clear();
@@ -168,13 +169,17 @@ impl Joined {
 
     /// Asks the daemon that listens now, if there is one.
     fn ask(&mut self) -> Option<()> {
-        let socket = (self.tie.connect.as_mut()?)().ok()?;
+        let Ok(socket) = (self.tie.connect.as_mut()?)() else {
+            // Nobody keeps the place for a daemon: the next one has to find the addresses free.
+            self.wire.clear(&self.waiter);
+            return None;
+        };
         super::give_room(&socket);
         let blocks = self.numbers.iter().map(block_of);
         let hello = Message::Hello(Hello {
             lowest: VERSION_LEAST,
             highest: VERSION,
-            features: FEATURE,
+            features: FEATURE | SOCKETS,
             addresses: self.port.addresses.clone(),
             name: self.tie.name.clone(),
             token: self.tie.token,

@@ -22,6 +22,10 @@ use crate::Waiter;
 use crate::ring::{Mapped, Watch};
 use crate::time::{ALSO_MAX, Wakes};
 
+/// After the line has carried something, this many calls of `receive` look at it. Later calls look when a waiting thread
+/// has seen that there is something, so that polling costs no system call.
+pub(super) const LOOKS: u32 = 512;
+
 /// How often a port without a daemon looks for one.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
 
@@ -30,7 +34,8 @@ const EVENTS: usize = 16;
 /// What events of the waiter itself and of the line are called; those of channels have their numbers, behind these.
 const WAKES: u64 = 0;
 const LINE: u64 = 1;
-const CHANNELS: u64 = 2;
+const WIRE: u64 = 2;
+const CHANNELS: u64 = 3;
 
 /// What was heard of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +54,12 @@ struct Watched {
     packets: Option<Watch<Mapped>>,
 }
 
-/// The channels, and who sleeps.
+/// The channels and sockets, and who sleeps.
 #[derive(Default)]
 struct Watching {
     channels: BTreeMap<u32, Watched>,
+    /// Sockets of the network.
+    wire: Arc<[Arc<OwnedFd>]>,
     /// Threads that sleep until neighbours ring.
     sleepers: u32,
     /// One of them is the program's.
@@ -103,6 +110,9 @@ pub(super) struct LineWaiter {
     is_cut: AtomicBool,
     /// The line has something to read, or has ended. Reported once by the system; whoever clears it reads.
     has_line: AtomicBool,
+    /// The same of sockets of the network; the system reports once that they have something, and then when it is asked to
+    /// again.
+    has_wire: AtomicBool,
     /// Never held while waiting. A receiver takes it only when a channel begins or ends.
     watching: Mutex<Watching>,
     /// By the channel's number: the last word about each.
@@ -119,6 +129,7 @@ impl LineWaiter {
             changes: Wakes::new()?,
             is_cut: AtomicBool::new(false),
             has_line: AtomicBool::new(true),
+            has_wire: AtomicBool::new(false),
             watching: Mutex::default(),
             heard: Mutex::default(),
             has_heard: AtomicBool::new(false),
@@ -164,6 +175,40 @@ impl LineWaiter {
     fn changed(&self) {
         self.changes.ring();
         self.wake();
+    }
+
+    /// Waits for these sockets of the network from now on, and no longer for others.
+    pub(super) fn watch_wire(&self, sockets: Arc<[Arc<OwnedFd>]>) {
+        let before = std::mem::replace(&mut self.watching.lock().wire, Arc::clone(&sockets));
+        before.iter().for_each(|socket| self.forget(socket));
+        for socket in sockets.iter() {
+            // Without it, packets are noticed when something else wakes the thread.
+            let _ = self.wait_for(socket, WIRE, epoll::EventFlags::empty());
+        }
+        self.has_wire.store(true, Release);
+        self.changed();
+    }
+
+    /// Has the system report once more when sockets of the network have something.
+    pub(super) fn arm_wire(&self) {
+        let sockets = Arc::clone(&self.watching.lock().wire);
+        self.arm(&sockets);
+    }
+
+    fn arm(&self, sockets: &[Arc<OwnedFd>]) {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        for (thread, socket) in sockets.iter().flat_map(|socket| {
+            let threads = [&self.engine, &self.beside];
+            threads.map(|thread| (thread, socket))
+        }) {
+            // A socket that has just gone has nothing.
+            let _ = epoll::modify(thread, socket, epoll::EventData::new_u64(WIRE), flags);
+        }
+    }
+
+    /// Whether sockets of the network have something, and were not looked at since.
+    pub(super) fn take_wire(&self) -> bool {
+        self.has_wire.load(Relaxed) && self.has_wire.swap(false, AcqRel)
     }
 
     /// Whether the line has something to read, and was not read since.
@@ -238,12 +283,14 @@ impl LineWaiter {
         // In this order: whoever takes something in looks at it under the lock afterwards.
         watching.sleepers += 1;
         watching.is_beside |= is_beside;
-        let has_something = self.has_line.load(Acquire) || self.has_heard.load(Acquire);
+        let flags = [&self.has_line, &self.has_heard, &self.has_wire];
+        let has_something = flags.iter().any(|flag| flag.load(Acquire));
         let busy = match has_something {
             true => None,
             false => watching.lies_down(),
         };
         if !has_something && busy.is_none() {
+            self.arm(&watching.wire);
             return true;
         }
         watching.one_is_awake(is_beside);
@@ -265,6 +312,7 @@ impl LineWaiter {
             match data.u64() {
                 WAKES => own.take(),
                 LINE => self.leave_line(),
+                WIRE => self.has_wire.store(true, Release),
                 number => {
                     let number = u32::try_from(number - CHANNELS);
                     number.into_iter().for_each(|number| self.was_rung(number));

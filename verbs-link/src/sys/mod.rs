@@ -7,7 +7,9 @@
 mod clock;
 mod shared;
 mod socket;
+mod steer;
 
 pub use clock::{monotonic_nanos, thread_clock, thread_sleeps, thread_time};
 pub use shared::{create_file, map};
 pub use socket::{BATCH_MAX, Slot, option, receive, send, set_option, unsent};
+pub use steer::{Filter, steer};

@@ -2,10 +2,16 @@
 //! each process, so that tests may run in parallel.
 
 mod refused;
+mod steering;
+
+use std::os::fd::AsFd;
 
 use super::*;
+use crate::Ident;
 use verbs_core::addr::{PKey, Psn, Qpn};
-use verbs_wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Packet, Seal, Service};
+use verbs_wire::{
+    Bth, BthFlags, Extended, Head, Opcode, Operation, Packet, ROCE_PORT, Seal, Service,
+};
 
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -149,7 +155,15 @@ fn bursts_arrive_whole_over_ipv4() {
 #[test]
 fn a_socket_that_numbers_packets_is_refused() {
     let here = own(3);
-    let open = |discovery| Udp::open(&[here], Follows::Given, Interfaces::read(), discovery);
+    let open = |discovery| {
+        Udp::open(
+            &[here],
+            Follows::Given,
+            Interfaces::read(),
+            discovery,
+            BTreeMap::new(),
+        )
+    };
     let error = open(Discovery::Want).unwrap_err();
     assert!(
         matches!(error, LinkError::Identification { address, identification, .. }
@@ -346,6 +360,7 @@ fn addresses_come_and_go_with_the_machine() {
         follows,
         Ok(machine(1500, true, &[a])),
         Discovery::Probe,
+        BTreeMap::new(),
     )
     .unwrap();
     assert_eq!(link.mtu(), Mtu::ALL[2]);

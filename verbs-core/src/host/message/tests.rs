@@ -87,6 +87,23 @@ fn all() -> Vec<Message<'static>> {
     ]
 }
 
+fn of_sockets() -> [Message<'static>; 2] {
+    let away = "fd00::2".parse().expect("one");
+    [
+        Message::Socket("192.0.2.7".parse().expect("one")),
+        Message::Arrived(Packets {
+            src: away,
+            dst: away,
+            tclass: 0,
+            hop_limit: 0,
+            sport: 0xc001,
+            ident: None,
+            segment: 9,
+            bytes: b"misled",
+        }),
+    ]
+}
+
 fn of_channels() -> [Message<'static>; 4] {
     [
         Message::OpenChannel(3),
@@ -141,7 +158,8 @@ fn of_lists() -> [Message<'static>; 3] {
 /// Goal: every message comes back as it was; one that is cut, longer or of another length is refused.
 #[test]
 fn messages_come_back_as_they_were() {
-    for message in all().into_iter().chain(of_channels()).chain(of_lists()) {
+    let others = of_channels().into_iter().chain(of_sockets());
+    for message in all().into_iter().chain(others).chain(of_lists()) {
         let bytes = message.encode();
         assert_eq!(Message::decode(&bytes), Ok(message.clone()));
         assert!(fuzz::message(&bytes));

@@ -5,6 +5,7 @@ mod list;
 mod near;
 mod rejoin;
 mod waits;
+mod wire;
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,6 +14,7 @@ use verbs_core::host::message::{NotListening, Service};
 use verbs_core::sync::{Mutex, thread};
 
 use super::*;
+use crate::Ident;
 
 struct Bed {
     link: Joined,

@@ -60,7 +60,11 @@ pub(super) fn offer_to(daemon: &OwnedFd, number: u32, blocks: &[u16], files: &[O
 }
 
 fn offer_news(daemon: &OwnedFd, news: ChannelNews, files: &[OwnedFd]) {
-    let news = Message::Channel(news);
+    say_with(daemon, &Message::Channel(news), files);
+}
+
+/// The daemon says something, and sends files with it.
+pub(super) fn say_with(daemon: &OwnedFd, message: &Message<'_>, files: &[OwnedFd]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
@@ -68,7 +72,8 @@ fn offer_news(daemon: &OwnedFd, news: ChannelNews, files: &[OwnedFd]) {
         assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
     }
     let flags = SendFlags::empty();
-    sendmsg(daemon, &[IoSlice::new(&news.encode())], &mut control, flags).expect("there is room");
+    let bytes = message.encode();
+    sendmsg(daemon, &[IoSlice::new(&bytes)], &mut control, flags).expect("there is room");
 }
 
 pub(super) fn packet(qpn: u32, text: &[u8]) -> Vec<u8> {

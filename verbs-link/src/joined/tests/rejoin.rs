@@ -8,9 +8,9 @@ use super::*;
 use crate::time::WallClock;
 
 /// The sockets that a port gets when it connects; none while there is no daemon.
-type Sockets = Arc<Mutex<VecDeque<OwnedFd>>>;
+pub(super) type Sockets = Arc<Mutex<VecDeque<OwnedFd>>>;
 
-fn rejoining(link: Joined) -> (Joined, Sockets) {
+pub(super) fn rejoining(link: Joined) -> (Joined, Sockets) {
     let sockets = Sockets::default();
     let theirs = Arc::clone(&sockets);
     let connect = move || theirs.lock().pop_front().ok_or(Errno::CONNREFUSED);
@@ -18,7 +18,7 @@ fn rejoining(link: Joined) -> (Joined, Sockets) {
 }
 
 /// The next daemon: what the port says to it first.
-fn next_daemon(link: &mut Joined, sockets: &Sockets) -> (OwnedFd, Hello) {
+pub(super) fn next_daemon(link: &mut Joined, sockets: &Sockets) -> (OwnedFd, Hello) {
     let (theirs, ours) = pair();
     sockets.lock().push_back(theirs);
     let mut bytes = vec![0; MESSAGE_MAX];
@@ -34,7 +34,7 @@ fn next_daemon(link: &mut Joined, sockets: &Sockets) -> (OwnedFd, Hello) {
     (ours, hello)
 }
 
-fn welcome(daemon: &OwnedFd, block: u16) {
+pub(super) fn welcome(daemon: &OwnedFd, block: u16) {
     say(
         daemon,
         &Message::Welcome(Welcome {

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::Refusal;
+use crate::sys::BATCH_MAX;
+use crate::udp::reports::Reports;
 
 /// Sends one packet to that address, which succeeds whatever was reported before.
 fn send(link: &mut Udp, dst: IpAddr) -> Vec<u8> {

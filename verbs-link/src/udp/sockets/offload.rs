@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::{Feedback, GsoOff, Route};
 
-use super::echo::Echo;
+use crate::udp::echo::Echo;
 
 /// Routes remembered; when there are more, all are tried again.
 const ROUTES_MAX: usize = 1024;
@@ -20,7 +20,7 @@ const LOST_MAX: u8 = 2;
 
 /// The evidence about bursts, by route.
 #[derive(Debug)]
-pub(super) struct Offload {
+pub(in crate::udp) struct Offload {
     /// By source and destination; a missing route has not been tried.
     routes: BTreeMap<(std::net::IpAddr, std::net::IpAddr), State>,
     /// Packets that one send may have; 1 if the kernel cannot do it.
@@ -38,7 +38,7 @@ struct State {
 }
 
 impl Offload {
-    pub(super) fn new(packets_max: usize) -> Self {
+    pub(in crate::udp) fn new(packets_max: usize) -> Self {
         Self {
             routes: BTreeMap::new(),
             packets_max,
@@ -48,7 +48,7 @@ impl Offload {
     }
 
     /// Packets that a burst on that route may have. `is_local` says that the burst is not split.
-    pub(super) fn limit(&self, route: &Route, is_local: bool) -> usize {
+    pub(in crate::udp) fn limit(&self, route: &Route, is_local: bool) -> usize {
         match self.routes.get(&(route.src, route.dst)) {
             Some(state) if state.is_off => 1,
             Some(state) if state.is_proven => self.packets_max,
@@ -58,12 +58,12 @@ impl Offload {
     }
 
     /// Whether an echo could prove anything.
-    pub(super) fn is_untried(&self, route: &Route, is_local: bool) -> bool {
+    pub(in crate::udp) fn is_untried(&self, route: &Route, is_local: bool) -> bool {
         route.dst.is_ipv4() && !is_local && !self.routes.contains_key(&(route.src, route.dst))
     }
 
     /// A burst was sent on an untried route, and this was its echo.
-    pub(super) fn tried(&mut self, route: &Route, segment: usize, echo: Option<Echo>) {
+    pub(in crate::udp) fn tried(&mut self, route: &Route, segment: usize, echo: Option<Echo>) {
         match echo {
             Some(echo) if !echo.is_plain() => self.give_up(route, GsoOff::Identification),
             // The driver got single packets, so the kernel has split the burst.
@@ -75,7 +75,7 @@ impl Offload {
         }
     }
 
-    pub(super) fn feedback(&mut self, route: &Route, news: Feedback) {
+    pub(in crate::udp) fn feedback(&mut self, route: &Route, news: Feedback) {
         let state = self.state(route);
         match news {
             Feedback::Arrived => {
@@ -93,7 +93,7 @@ impl Offload {
     }
 
     /// No more bursts on that route.
-    pub(super) fn give_up(&mut self, route: &Route, reason: GsoOff) {
+    pub(in crate::udp) fn give_up(&mut self, route: &Route, reason: GsoOff) {
         let state = self.state(route);
         if !state.is_off {
             state.is_off = true;
@@ -104,11 +104,11 @@ impl Offload {
     }
 
     /// Routes or addresses have changed: everything has to be tried again.
-    pub(super) fn forget(&mut self) {
+    pub(in crate::udp) fn forget(&mut self) {
         *self = Self::new(self.packets_max);
     }
 
-    pub(super) fn routes_off(&self) -> (u64, Option<GsoOff>) {
+    pub(in crate::udp) fn routes_off(&self) -> (u64, Option<GsoOff>) {
         (self.routes_off, self.last_reason)
     }
 

@@ -8,19 +8,19 @@ use rustix::net::sockopt::{
     Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover,
     set_ip_multicast_if_with_ifindex, set_ip_recvtos, set_ip_ttl, set_ipv6_mtu_discover,
     set_ipv6_multicast_if, set_ipv6_recvtclass, set_ipv6_unicast_hops, set_ipv6_v6only,
-    set_socket_recv_buffer_size, set_socket_send_buffer_size,
+    set_socket_recv_buffer_size, set_socket_reuseport, set_socket_send_buffer_size,
 };
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketFlags, SocketType, bind, getsockname, socket_with,
 };
 use verbs_core::sync::Arc;
 
-use super::LinkError;
-use super::ancillary::{Address, Control};
-use super::echo::Echo;
-use super::reports::{self, Reports};
 use crate::Route;
 use crate::sys::{self, Slot};
+use crate::udp::ancillary::{Address, Control};
+use crate::udp::echo::Echo;
+use crate::udp::error::LinkError;
+use crate::udp::reports::{self, Reports};
 use verbs_wire::ROCE_PORT;
 
 /// Bytes of a socket's buffers: some milliseconds at 10 Gbit/s. The system may grant less.
@@ -34,8 +34,8 @@ const PENDING_MAX: u32 = 3;
 
 /// A socket that is bound to one of the link's addresses, and to no peer.
 #[derive(Debug)]
-pub(super) struct Endpoint {
-    pub(super) address: IpAddr,
+pub(in crate::udp) struct Endpoint {
+    pub(in crate::udp) address: IpAddr,
     /// The interface of a link-local address, else 0.
     scope: u32,
     socket: Arc<OwnedFd>,
@@ -49,7 +49,7 @@ pub(super) struct Endpoint {
 
 /// How the socket finds path MTUs, which decides on the identifications of its IPv4 packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Discovery {
+pub(in crate::udp) enum Discovery {
     /// Packets have DF and identification 0, and forged messages of routers are not believed.
     Probe,
     /// The system's default, which numbers packets: the mode that the link must detect.
@@ -59,7 +59,7 @@ pub(super) enum Discovery {
 
 impl Endpoint {
     /// A socket at that address; `index` is the interface that it belongs to.
-    pub(super) fn bind(
+    pub(in crate::udp) fn bind(
         address: IpAddr,
         index: u32,
         discovery: Discovery,
@@ -88,9 +88,47 @@ impl Endpoint {
         })
     }
 
+    /// A socket at that address that another process of this program has bound.
+    pub(in crate::udp) fn adopted(address: IpAddr, socket: OwnedFd) -> io::Result<Self> {
+        let scope = match SocketAddr::try_from(getsockname(&socket)?)? {
+            SocketAddr::V6(bound) => bound.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        Ok(Self {
+            address,
+            scope,
+            socket: Arc::new(socket),
+            echo_looks: 0,
+            has_errors: false,
+            lot: 1,
+        })
+    }
+
+    /// A further socket at the same address: the two are a group, in which the system has to be told which one receives a
+    /// packet. The first was bound alone, so that no other program has the address.
+    pub(in crate::udp) fn beside(&self) -> io::Result<OwnedFd> {
+        let socket = open(self.address)?;
+        options(socket.as_fd(), self.address, Discovery::Probe)?;
+        report_errors(&socket, self.address)?;
+        set_socket_reuseport(&self.socket, true)?;
+        set_socket_reuseport(&socket, true)?;
+        bind(
+            &socket,
+            &socket_address(self.address, ROCE_PORT, self.scope),
+        )?;
+        Ok(socket)
+    }
+
+    /// Sends bytes to this address from another port.
+    pub(in crate::udp) fn send_to_itself(&self, bytes: &[u8]) -> io::Result<()> {
+        let (socket, _) = self.sink()?;
+        let to = Address::new(self.address, ROCE_PORT, self.scope);
+        sys::send(socket.as_fd(), to.as_bytes(), bytes, &[]).map(drop)
+    }
+
     /// A socket that receives what is sent to a group, once it has joined; `index` is the interface of a link-local
     /// group.
-    pub(super) fn bind_group(group: IpAddr, index: u32) -> io::Result<Self> {
+    pub(in crate::udp) fn bind_group(group: IpAddr, index: u32) -> io::Result<Self> {
         let socket = open(group)?;
         options(socket.as_fd(), group, Discovery::Probe)?;
         super::members::share(&socket)?;
@@ -116,12 +154,17 @@ impl Endpoint {
         })
     }
 
-    pub(super) fn socket(&self) -> &Arc<OwnedFd> {
+    pub(in crate::udp) fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 
     /// Sends bytes as packets of `segment` bytes.
-    pub(super) fn send(&mut self, route: &Route, segment: usize, bytes: &[u8]) -> io::Result<()> {
+    pub(in crate::udp) fn send(
+        &mut self,
+        route: &Route,
+        segment: usize,
+        bytes: &[u8],
+    ) -> io::Result<()> {
         let mut control = Control::new();
         if bytes.len() > segment {
             // Callers bound the whole burst, so that a part of it fits as well.
@@ -162,7 +205,7 @@ impl Endpoint {
 
     /// As [`Endpoint::send`], and finds out what was sent. `None` if the driver or the system does not report it, or
     /// not at once.
-    pub(super) fn send_observed(
+    pub(in crate::udp) fn send_observed(
         &mut self,
         route: &Route,
         segment: usize,
@@ -178,7 +221,7 @@ impl Endpoint {
     /// Finds out with which headers single packets are sent, by sending one to a socket of its own.
     ///
     /// `None` if the system does not report it, or there is nothing to report, as over IPv6.
-    pub(super) fn observe_plain(&mut self, slots: &mut [Slot]) -> io::Result<Option<Echo>> {
+    pub(in crate::udp) fn observe_plain(&mut self, slots: &mut [Slot]) -> io::Result<Option<Echo>> {
         if self.address.is_ipv6() {
             return Ok(None);
         }
@@ -190,7 +233,7 @@ impl Endpoint {
     }
 
     /// How many packets one send may have: determined by sending them to a socket of its own.
-    pub(super) fn segments_max(&mut self) -> io::Result<usize> {
+    pub(in crate::udp) fn segments_max(&mut self) -> io::Result<usize> {
         let (_sink, to) = self.sink()?;
         let mut control = Control::new();
         control.push(libc::SOL_UDP, libc::UDP_SEGMENT, 16_u16.to_ne_bytes());
@@ -204,7 +247,7 @@ impl Endpoint {
     }
 
     /// Receives into the first of the slots. Returns how many are filled.
-    pub(super) fn receive(
+    pub(in crate::udp) fn receive(
         &mut self,
         slots: &mut [Slot],
         reports: &mut Reports,
@@ -379,12 +422,12 @@ fn report_errors(socket: &OwnedFd, address: IpAddr) -> io::Result<()> {
 }
 
 /// Whether there is just no room now.
-pub(super) fn is_full(error: &io::Error) -> bool {
+pub(in crate::udp) fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 /// Whether it is a report about an earlier packet; no send has such an error of its own.
-pub(super) fn is_report(error: &io::Error) -> bool {
+pub(in crate::udp) fn is_report(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ECONNREFUSED)
 }
 

@@ -13,11 +13,11 @@ use rustix::net::sockopt::{
 use verbs_core::sync::Arc;
 
 use super::endpoint::Endpoint;
-use super::interfaces::Interfaces;
+use crate::udp::interfaces::Interfaces;
 
 /// The groups that a link has joined.
 #[derive(Debug, Default)]
-pub(super) struct Members(Vec<Member>);
+pub(in crate::udp) struct Members(Vec<Member>);
 
 #[derive(Debug)]
 struct Member {
@@ -29,7 +29,7 @@ struct Member {
 impl Members {
     /// Joins a group on the interfaces of those of the link's addresses that are of its family. Returns whether there
     /// is another socket now.
-    pub(super) fn join(
+    pub(in crate::udp) fn join(
         &mut self,
         group: IpAddr,
         addresses: &[IpAddr],
@@ -59,7 +59,7 @@ impl Members {
     }
 
     /// Leaves it. Returns whether there is one socket fewer now.
-    pub(super) fn leave(&mut self, group: IpAddr) -> bool {
+    pub(in crate::udp) fn leave(&mut self, group: IpAddr) -> bool {
         let Some(member) = self.find(group) else {
             return false;
         };
@@ -75,21 +75,21 @@ impl Members {
         self.0.iter_mut().find(own)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::udp) fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
+    pub(in crate::udp) fn get_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
         self.0.get_mut(index).map(|member| &mut member.endpoint)
     }
 
-    pub(super) fn sockets(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+    pub(in crate::udp) fn sockets(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
         self.0.iter().map(|member| member.endpoint.socket())
     }
 }
 
 /// Lets several sockets of the machine be bound to one group.
-pub(super) fn share(socket: &OwnedFd) -> io::Result<()> {
+pub(in crate::udp) fn share(socket: &OwnedFd) -> io::Result<()> {
     Ok(set_socket_reuseaddr(socket, true)?)
 }
 

@@ -18,7 +18,7 @@ use crate::time::Clock;
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Put {
+pub(in crate::joined) enum Put {
     Written,
     /// There is no room now.
     Full,
@@ -27,11 +27,11 @@ pub(super) enum Put {
 }
 
 #[derive(Debug)]
-pub(super) struct Channel {
-    pub(super) number: u32,
+pub(in crate::joined) struct Channel {
+    pub(in crate::joined) number: u32,
     /// The neighbour's blocks.
-    pub(super) blocks: Vec<Block>,
-    pub(super) inbound: Inbound<Mapped>,
+    pub(in crate::joined) blocks: Vec<Block>,
+    pub(in crate::joined) inbound: Inbound<Mapped>,
     writer: Writer<Mapped>,
     bell: Arc<OwnedFd>,
     patience: Patience,
@@ -40,9 +40,9 @@ pub(super) struct Channel {
     /// The addresses of the last one.
     addresses: Option<(IpAddr, IpAddr)>,
     /// What the neighbour has sent through the daemon has arrived: its ring may be read.
-    pub(super) is_open: bool,
+    pub(in crate::joined) is_open: bool,
     /// The neighbour has closed its end: what it has written is read, and then the channel ends.
-    pub(super) is_over: bool,
+    pub(in crate::joined) is_over: bool,
     /// The neighbour's blocks that no longer exist, which is told when all that it had written by then has been read.
     gone: Vec<Block>,
     /// The position in the ring up to which that is.
@@ -52,7 +52,7 @@ pub(super) struct Channel {
 impl Channel {
     /// Opens the channel whose files these are. `None` if they are not those of a channel, or if the system has no room
     /// for the mapping.
-    pub(super) fn open(news: &News, files: Vec<OwnedFd>) -> Option<Self> {
+    pub(in crate::joined) fn open(news: &News, files: Vec<OwnedFd>) -> Option<Self> {
         let [file, bell]: [OwnedFd; FILES] = files.try_into().ok()?;
         let may = news.ring_len.is_power_of_two()
             && (RING_LEN_MIN..=RING_LEN_MAX).contains(&news.ring_len);
@@ -82,29 +82,29 @@ impl Channel {
     }
 
     /// What the waiter waits with.
-    pub(super) fn bell(&self) -> Arc<OwnedFd> {
+    pub(in crate::joined) fn bell(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.bell)
     }
 
-    pub(super) fn watch(&self) -> Watch<Mapped> {
+    pub(in crate::joined) fn watch(&self) -> Watch<Mapped> {
         self.inbound.watch()
     }
 
     /// One of the neighbour's blocks no longer exists. One that has none any longer has ended: its ring may be read even if
     /// it could not say that it has changed over, as the daemon tells of its end behind its packets.
-    pub(super) fn lose_block(&mut self, block: Block) {
+    pub(in crate::joined) fn lose_block(&mut self, block: Block) {
         self.gone.push(block);
         self.gone_at = None;
         self.is_open |= self.has_ended();
     }
 
     /// Whether all of the neighbour's blocks are gone.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(in crate::joined) fn has_ended(&self) -> bool {
         !self.gone.is_empty() && self.blocks.iter().all(|block| self.gone.contains(block))
     }
 
     /// Whether something is to be told when it has been read.
-    pub(super) fn is_ending(&self) -> bool {
+    pub(in crate::joined) fn is_ending(&self) -> bool {
         self.is_over || !self.gone.is_empty()
     }
 
@@ -114,7 +114,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Broken`].
-    pub(super) fn is_read(&mut self) -> Result<bool, Broken> {
+    pub(in crate::joined) fn is_read(&mut self) -> Result<bool, Broken> {
         if !self.inbound.has_message()? {
             return Ok(true);
         }
@@ -130,14 +130,18 @@ impl Channel {
     }
 
     /// Takes the blocks that no longer exist.
-    pub(super) fn take_gone(&mut self) -> Vec<Block> {
+    pub(in crate::joined) fn take_gone(&mut self) -> Vec<Block> {
         let gone = std::mem::take(&mut self.gone);
         self.blocks.retain(|block| !gone.contains(block));
         gone
     }
 
     /// Writes packets, with their head in front.
-    pub(super) fn put(&mut self, packets: &Packets<'_>, clock: &Clock) -> Result<Put, Broken> {
+    pub(in crate::joined) fn put(
+        &mut self,
+        packets: &Packets<'_>,
+        clock: &Clock,
+    ) -> Result<Put, Broken> {
         let addresses = Some((packets.src, packets.dst));
         let head = Head {
             addresses: addresses.filter(|_| addresses != self.addresses),
@@ -168,7 +172,11 @@ impl Channel {
     }
 
     /// Whether packets of so many bytes have room, or there has been none for so long that nobody waits for it.
-    pub(super) fn takes(&mut self, packets: usize, clock: &Clock) -> Result<bool, Broken> {
+    pub(in crate::joined) fn takes(
+        &mut self,
+        packets: usize,
+        clock: &Clock,
+    ) -> Result<bool, Broken> {
         let fits = self.writer.fits(message_len(packets))?;
         Ok(fits || !self.waits(clock))
     }
@@ -180,7 +188,7 @@ impl Channel {
     }
 
     /// The neighbour has rung so often.
-    pub(super) fn check_rings(&self, rings: u64) -> Result<(), Broken> {
+    pub(in crate::joined) fn check_rings(&self, rings: u64) -> Result<(), Broken> {
         match self.inbound.may_ring(rings, self.written) {
             true => Ok(()),
             false => Err(Broken),
@@ -188,7 +196,7 @@ impl Channel {
     }
 
     /// Rings for the neighbour, if required.
-    pub(super) fn ring(&self, bell: Bell) {
+    pub(in crate::joined) fn ring(&self, bell: Bell) {
         if bell == Bell::Ring {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             // Without room, rings wait already; that the neighbour is gone is noticed by whoever waits.

@@ -24,7 +24,7 @@ const NANOS_PER_BYTE: u64 = 4;
 /// One neighbour's share: it holds the port at most [`HOLD_MAX`] at once, and a tenth of the time in the long run, beside
 /// what it reads.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Patience {
+pub(in crate::joined) struct Patience {
     /// How much of [`HOLD_MAX`] was used.
     used: Duration,
     /// When that was.
@@ -37,7 +37,7 @@ pub(super) struct Patience {
 
 impl Patience {
     /// The ring is full; the neighbour has read so many bytes of it so far. Returns whether to wait for it.
-    pub(super) fn waits(&mut self, now: Instant, has_read: u64) -> bool {
+    pub(in crate::joined) fn waits(&mut self, now: Instant, has_read: u64) -> bool {
         self.look(now, has_read);
         if self.is_held {
             return self.used < HOLD_MAX;
@@ -47,12 +47,12 @@ impl Patience {
     }
 
     /// Whether its ring was full at last.
-    pub(super) fn is_held(&self) -> bool {
+    pub(in crate::joined) fn is_held(&self) -> bool {
         self.is_held
     }
 
     /// There is room again.
-    pub(super) fn has_room(&mut self, now: Instant, has_read: u64) {
+    pub(in crate::joined) fn has_room(&mut self, now: Instant, has_read: u64) {
         self.look(now, has_read);
         self.is_held = false;
     }

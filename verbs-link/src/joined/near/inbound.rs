@@ -10,7 +10,7 @@ use verbs_wire::{Bth, BthView, ROCE_PORT};
 use crate::ring::{Bell, Broken, Reader, Shared, Watch};
 
 /// The most packets of a burst to another process of the host.
-pub(super) const BURST: usize = 64;
+pub(in crate::joined) const BURST: usize = 64;
 
 /// What a neighbour may send packets to: others are dropped. Addresses change while packets are under way, so that this
 /// is no reason to end the channel.
@@ -108,12 +108,12 @@ impl<S: Shared> Inbound<S> {
     ///
     /// # Errors
     /// [`Broken`].
-    pub(super) fn end(&mut self) -> Result<u64, Broken> {
+    pub(in crate::joined) fn end(&mut self) -> Result<u64, Broken> {
         self.ring.end()
     }
 
     /// The position behind all messages that were read.
-    pub(super) fn position(&self) -> u64 {
+    pub(in crate::joined) fn position(&self) -> u64 {
         self.ring.position()
     }
 
@@ -139,6 +139,6 @@ impl<S: Shared + Clone> Inbound<S> {
 }
 
 /// Bytes of the longest message with packets of so many bytes.
-pub(super) const fn message_len(packets: usize) -> usize {
+pub(in crate::joined) const fn message_len(packets: usize) -> usize {
     Head::LEN_MAX + packets
 }

@@ -11,7 +11,7 @@ use verbs_core::host::message::{PACKETS_MAX, Packets};
 
 use super::channel::{Channel, Put};
 use super::inbound::{Bounds, Taken};
-use super::waiter::Heard;
+use crate::joined::waiter::Heard;
 use crate::ring::{Broken, Mapped, Watch};
 use crate::time::Clock;
 
@@ -36,22 +36,22 @@ enum Way {
 }
 
 /// A channel that is read from now on, and what it is watched with.
-pub(super) type Opened = (u32, Watch<Mapped>);
+pub(in crate::joined) type Opened = (u32, Watch<Mapped>);
 
 /// What a channel's end means for the port.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(in crate::joined) struct Ended {
     /// The channel that has ended; `None` if only blocks of its neighbour have.
-    pub(super) number: Option<u32>,
+    pub(in crate::joined) number: Option<u32>,
     /// The neighbour has broken the rules.
-    pub(super) is_broken: bool,
+    pub(in crate::joined) is_broken: bool,
     /// The neighbour's blocks that no longer exist for this process.
-    pub(super) gone: Vec<Block>,
+    pub(in crate::joined) gone: Vec<Block>,
 }
 
 /// Which way a burst takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Path {
+pub(in crate::joined) enum Path {
     Channel(usize),
     Daemon,
     /// Through the daemon, and a channel to the owner of that block is to be asked for.
@@ -59,7 +59,7 @@ pub(super) enum Path {
 }
 
 #[derive(Debug)]
-pub(super) struct Channels {
+pub(in crate::joined) struct Channels {
     all: Slab<Channel>,
     /// The keys in the order in which they are read.
     keys: Vec<usize>,
@@ -70,15 +70,15 @@ pub(super) struct Channels {
     ways: BTreeMap<Block, Way>,
     /// What messages are copied to before they are looked at.
     buffer: Bounce,
-    pub(super) clock: Clock,
+    pub(in crate::joined) clock: Clock,
     /// Messages that neighbours may not send.
-    pub(super) refused: u64,
+    pub(in crate::joined) refused: u64,
     /// Blocks end with the channel of their neighbour.
-    pub(super) ends_blocks: bool,
+    pub(in crate::joined) ends_blocks: bool,
 }
 
 impl Channels {
-    pub(super) fn new() -> Self {
+    pub(in crate::joined) fn new() -> Self {
         Self {
             all: Slab::new(),
             keys: Vec::new(),
@@ -94,7 +94,7 @@ impl Channels {
     }
 
     /// How packets to a block travel now.
-    pub(super) fn path(&mut self, block: Block) -> Path {
+    pub(in crate::joined) fn path(&mut self, block: Block) -> Path {
         match self.ways.get_mut(&block) {
             Some(Way::Channel(key)) => Path::Channel(*key),
             Some(Way::Asked) => Path::Daemon,
@@ -110,7 +110,7 @@ impl Channels {
     }
 
     /// The channel that packets to a block take now.
-    pub(super) fn channel_of(&self, block: Option<Block>) -> Option<usize> {
+    pub(in crate::joined) fn channel_of(&self, block: Option<Block>) -> Option<usize> {
         match self.ways.get(&block?) {
             Some(Way::Channel(key)) => Some(*key),
             _ => None,
@@ -118,18 +118,18 @@ impl Channels {
     }
 
     /// There is no channel to the owner of that block.
-    pub(super) fn refuse(&mut self, block: Block) {
+    pub(in crate::joined) fn refuse(&mut self, block: Block) {
         self.ways.insert(block, Way::Daemon(ASK_AGAIN));
     }
 
     /// A new channel.
-    pub(super) fn add(&mut self, channel: Channel) {
+    pub(in crate::joined) fn add(&mut self, channel: Channel) {
         let key = self.all.insert(channel);
         self.keys.push(key);
     }
 
     /// The neighbour of that channel has these blocks. False if there is no such channel.
-    pub(super) fn name_blocks(&mut self, number: u32, blocks: &[Block]) -> bool {
+    pub(in crate::joined) fn name_blocks(&mut self, number: u32, blocks: &[Block]) -> bool {
         let Some(key) = self.key_of(number) else {
             for &block in blocks {
                 self.refuse(block);
@@ -156,7 +156,7 @@ impl Channels {
         true
     }
 
-    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Channel> {
+    pub(in crate::joined) fn get_mut(&mut self, number: u32) -> Option<&mut Channel> {
         let key = self.key_of(number)?;
         self.all.get_mut(key)
     }
@@ -164,7 +164,7 @@ impl Channels {
     /// Blocks that no longer exist, as a rule of one neighbour. Returns those whose end is told now: if there is a channel to
     /// their owner, what this one has written is read first. Also returns what channels are watched with that are read
     /// from now on.
-    pub(super) fn end_blocks(&mut self, blocks: &[Block]) -> (Vec<Block>, Vec<Opened>) {
+    pub(in crate::joined) fn end_blocks(&mut self, blocks: &[Block]) -> (Vec<Block>, Vec<Opened>) {
         let mut opened = Vec::new();
         let mut neighbour = None;
         let mut rest = Vec::new();
@@ -194,7 +194,11 @@ impl Channels {
     }
 
     /// Writes packets to a channel.
-    pub(super) fn put(&mut self, key: usize, packets: &Packets<'_>) -> Result<Put, Ended> {
+    pub(in crate::joined) fn put(
+        &mut self,
+        key: usize,
+        packets: &Packets<'_>,
+    ) -> Result<Put, Ended> {
         let Some(channel) = self.all.get_mut(key) else {
             return Ok(Put::Lost);
         };
@@ -203,7 +207,7 @@ impl Channels {
     }
 
     /// Whether a channel takes so many bytes now; one that has been full for too long does, and loses them.
-    pub(super) fn takes(&mut self, key: usize, bytes: usize) -> Result<bool, Ended> {
+    pub(in crate::joined) fn takes(&mut self, key: usize, bytes: usize) -> Result<bool, Ended> {
         let Some(channel) = self.all.get_mut(key) else {
             return Ok(true);
         };
@@ -212,7 +216,7 @@ impl Channels {
     }
 
     /// What a waiting thread has heard.
-    pub(super) fn heard(&mut self, heard: &Heard) -> Option<Ended> {
+    pub(in crate::joined) fn heard(&mut self, heard: &Heard) -> Option<Ended> {
         let key = self.key_of(heard.number)?;
         let channel = &mut self.all[key];
         if heard.is_over && !std::mem::replace(&mut channel.is_over, true) {
@@ -228,7 +232,7 @@ impl Channels {
     }
 
     /// Reads a bounded number of messages. Returns how many packets those had.
-    pub(super) fn read(
+    pub(in crate::joined) fn read(
         &mut self,
         bounds: &Bounds<'_>,
         sink: &mut dyn FnMut(&Packets<'_>),
@@ -253,7 +257,7 @@ impl Channels {
     }
 
     /// Reads all channels from now on. Returns what those that were not read are watched with.
-    pub(super) fn open_all(&mut self) -> Vec<Opened> {
+    pub(in crate::joined) fn open_all(&mut self) -> Vec<Opened> {
         let closed = self.all.iter_mut().filter(|(_, channel)| !channel.is_open);
         let open = closed.map(|(_, channel)| {
             channel.is_open = true;
@@ -263,12 +267,12 @@ impl Channels {
     }
 
     /// Channels that were asked for and have not come are to be asked for again.
-    pub(super) fn forget_asked(&mut self) {
+    pub(in crate::joined) fn forget_asked(&mut self) {
         self.ways.retain(|_, way| matches!(way, Way::Channel(_)));
     }
 
     /// Ends all of them.
-    pub(super) fn clear(&mut self) {
+    pub(in crate::joined) fn clear(&mut self) {
         self.all.clear();
         self.keys.clear();
         self.hot.clear();

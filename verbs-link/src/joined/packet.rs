@@ -1,0 +1,46 @@
+//! Packets in messages: of the daemon, and of channels.
+
+use std::net::IpAddr;
+
+use verbs_core::Qpn;
+use verbs_core::host::message::Packets;
+use verbs_wire::{Bth, BthView, Icrc};
+
+use crate::{Arrival, Ident};
+
+/// Stands in place of the ICRC of packets that have none.
+const NO_ICRC: [u8; Icrc::LEN] = [0; Icrc::LEN];
+
+/// Hands up the packets of a message. Those of a channel may have no ICRC.
+pub(super) fn hand_up(
+    burst: &Packets<'_>,
+    is_near: bool,
+    sink: &mut dyn FnMut(&Arrival<'_>),
+) -> usize {
+    let packets = burst.packets();
+    let count = packets.len();
+    for (k, bytes) in (0..).zip(packets) {
+        let ident = match (burst.dst, burst.ident) {
+            _ if is_near && bytes.last_chunk() == Some(&NO_ICRC) => Ident::Unsealed,
+            (IpAddr::V6(_), _) => Ident::Known(0),
+            (IpAddr::V4(_), Some(first)) => Ident::Known(first.wrapping_add(k)),
+            (IpAddr::V4(_), None) => Ident::Hidden,
+        };
+        sink(&Arrival {
+            src: burst.src,
+            dst: burst.dst,
+            sport: burst.sport,
+            tclass: burst.tclass,
+            ident,
+            local: None,
+            bytes,
+        });
+    }
+    count
+}
+
+/// The queue pair that a packet is for.
+pub(super) fn dest_of(packet: &[u8]) -> Option<Qpn> {
+    let bth = packet.first_chunk::<{ Bth::LEN }>()?;
+    Some(BthView::of(bth).dest_qpn())
+}

@@ -1,0 +1,184 @@
+//! The sockets of a port whose daemon has the system steer packets of the network: what comes for this process comes to them,
+//! and what goes to other hosts leaves by them. The daemon still sees what the connection manager sends, and multicast.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use verbs_core::Qpn;
+use verbs_core::host::Message;
+use verbs_core::host::message::Packets;
+
+use super::line::Line;
+use super::packet::dest_of;
+use super::waiter::{LOOKS, LineWaiter};
+use crate::udp::interfaces::Interfaces;
+use crate::udp::sockets::Sockets;
+use crate::{Arrival, Burst, Feedback, Ident, LinkCounters, Refusal, Route, Sent};
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Wire {
+    /// `None` while packets of the network pass through the daemon.
+    sockets: Option<Sockets>,
+    /// Nothing is known of the interfaces: the daemon may be in another namespace.
+    local: Interfaces,
+    /// Calls of [`receive`](Self::receive) that look at the sockets, before they are left to threads that wait.
+    looks: u32,
+}
+
+impl Wire {
+    /// There is a socket for that address, in place of an earlier one.
+    pub(super) fn add(&mut self, address: IpAddr, socket: OwnedFd, waiter: &LineWaiter) {
+        let sockets = self.sockets.get_or_insert_default();
+        if let Err(error) = sockets.adopt(address, socket) {
+            tracing::warn!(%address, %error, "packets of the network pass through the daemon");
+        }
+        self.follow(waiter);
+    }
+
+    /// Sockets of other addresses than these are no longer needed.
+    pub(super) fn keep(&mut self, addresses: &[IpAddr], waiter: &LineWaiter) {
+        if let Some(sockets) = &mut self.sockets {
+            sockets.keep(addresses);
+            self.follow(waiter);
+        }
+    }
+
+    /// None is needed any longer.
+    pub(super) fn clear(&mut self, waiter: &LineWaiter) {
+        if self.sockets.take().is_some() {
+            self.follow(waiter);
+        }
+    }
+
+    /// The sockets are other ones.
+    fn follow(&mut self, waiter: &LineWaiter) {
+        let sockets = self.sockets.as_ref().map(Sockets::all);
+        waiter.watch_wire(sockets.unwrap_or_default());
+        self.looks = LOOKS;
+    }
+
+    /// The sockets, if packets on that route leave by them.
+    fn of(&self, route: &Route) -> Option<&Sockets> {
+        let is_one = !route.dst.is_multicast();
+        let sockets = self.sockets.as_ref().filter(|_| is_one)?;
+        sockets.addresses().contains(&route.src).then_some(sockets)
+    }
+
+    /// How many packets a burst on that route may have; `None` if packets pass through the daemon.
+    pub(super) fn burst_limit(&self, route: &Route) -> Option<usize> {
+        Some(self.of(route)?.burst_limit(&self.local, route))
+    }
+
+    /// Sends packets to another host; `None` if they pass through the daemon.
+    pub(super) fn transmit(&mut self, burst: &Burst<'_>) -> Option<Sent> {
+        self.of(&burst.route)?;
+        self.looks = LOOKS;
+        let sockets = self.sockets.as_mut()?;
+        Some(sockets.transmit(&self.local, burst))
+    }
+
+    /// Receives packets for these queue pair numbers; others are handed on to the daemon. Returns how many came.
+    pub(super) fn receive(
+        &mut self,
+        numbers: &[Range<u32>],
+        line: &Line,
+        waiter: &LineWaiter,
+        sink: &mut dyn FnMut(&Arrival<'_>),
+    ) -> usize {
+        let Some(sockets) = &mut self.sockets else {
+            return 0;
+        };
+        if waiter.take_wire() {
+            self.looks = LOOKS;
+        }
+        if self.looks == 0 {
+            return 0;
+        }
+        let mut misled = 0;
+        let came = sockets.receive(&self.local, &mut |arrival| {
+            if is_for(arrival.bytes, numbers) {
+                return sink(arrival);
+            }
+            misled += 1;
+            hand_on(arrival, line);
+        });
+        match came {
+            0 => {
+                self.looks -= 1;
+                if self.looks == 0 {
+                    waiter.arm_wire();
+                }
+            }
+            _ => self.looks = LOOKS,
+        }
+        came - misled
+    }
+
+    /// Calls that still look at the sockets.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> u32 {
+        self.looks
+    }
+
+    pub(super) fn feedback(&mut self, route: &Route, news: Feedback) {
+        if let Some(sockets) = &mut self.sockets {
+            sockets.feedback(route, news);
+        }
+    }
+
+    /// A report of another host. The system hands each to one of the programs that share the address, whichever has sent the
+    /// packet.
+    pub(super) fn refusal(&mut self) -> Option<Refusal> {
+        self.sockets.as_mut()?.refusal()
+    }
+
+    /// The counters, with what was counted elsewhere.
+    pub(super) fn counted(&self, other: LinkCounters) -> LinkCounters {
+        let Some(own) = self.sockets.as_ref().map(Sockets::counters) else {
+            return other;
+        };
+        LinkCounters {
+            packets_sent: own.packets_sent + other.packets_sent,
+            gso_bursts: own.gso_bursts + other.gso_bursts,
+            blocked: own.blocked + other.blocked,
+            send_errors: own.send_errors + other.send_errors,
+            send_errno: own.send_errno.or(other.send_errno),
+            receive_errors: own.receive_errors + other.receive_errors,
+            // Those that were handed on are another's.
+            packets_received: other.packets_received,
+            shared_sent: other.shared_sent,
+            shared_received: other.shared_received,
+            shared_lost: other.shared_lost,
+            ..own
+        }
+    }
+}
+
+/// Whether a packet is for one of these queue pairs.
+fn is_for(packet: &[u8], numbers: &[Range<u32>]) -> bool {
+    let dest = dest_of(packet).map(Qpn::value);
+    dest.is_some_and(|dest| numbers.iter().any(|numbers| numbers.contains(&dest)))
+}
+
+/// Hands a packet on to the daemon. If there is no room it is lost, as on any network.
+fn hand_on(arrival: &Arrival<'_>, line: &Line) {
+    let Ok(segment @ 1..) = u16::try_from(arrival.bytes.len()) else {
+        return;
+    };
+    let packets = Packets {
+        src: arrival.src,
+        dst: arrival.dst,
+        tclass: arrival.tclass,
+        hop_limit: 0,
+        sport: arrival.sport,
+        ident: match arrival.ident {
+            Ident::Known(ident) => Some(ident),
+            Ident::Hidden | Ident::Unsealed => None,
+        },
+        segment,
+        bytes: arrival.bytes,
+    };
+    let _ = line.send(&Message::Arrived(packets).encode());
+}
