@@ -23,7 +23,7 @@ pub struct NewChannel {
     pub ring_len: usize,
 }
 
-/// The files that go with a datagram: those of one end of a channel.
+/// One end of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChannelEnd {
     /// The channel.

@@ -14,8 +14,10 @@ use std::net::IpAddr;
 use verbs_cm::wire::{CommId, Dreq, Message};
 use verbs_core::Qpn;
 use verbs_core::host::list::ListedConnection;
+use verbs_core::host::quota::Quota;
 
 use crate::client::ClientId;
+use crate::packet::{self, GSI};
 
 /// The most requests of peers without an answer that are remembered.
 const ASKED_MAX: usize = 4096;
@@ -120,9 +122,27 @@ fn ids(message: &Message) -> (Option<CommId>, Option<CommId>) {
 }
 
 impl Connections {
+    /// A client sends packets. Returns whether it may: messages of the connection manager among them concern its own
+    /// connections.
+    pub(crate) fn let_out<'p>(
+        &mut self,
+        client: ClientId,
+        way: (IpAddr, IpAddr),
+        packets: impl Iterator<Item = &'p [u8]>,
+    ) -> bool {
+        let mut may = true;
+        for packet in packets.filter(|packet| packet::dest(packet) == Some(GSI)) {
+            let message = packet::mad(packet).and_then(|mad| Message::parse(mad).ok());
+            if let Some((_, message)) = message {
+                may &= self.sends(client, way, &message, Quota::Connections.max());
+            }
+        }
+        may
+    }
+
     /// A client sends a message to a peer. Returns whether it may, according to the ids; `room` says how many
     /// connections it may have.
-    pub(crate) fn sends(
+    fn sends(
         &mut self,
         client: ClientId,
         way: (IpAddr, IpAddr),
@@ -163,6 +183,11 @@ impl Connections {
                     known.remote = Some((rep.remote_id, asked.qpn));
                     known.service = Some(asked.service);
                 }
+            }
+            // One that the client has had since before the daemon began.
+            Message::Lap(lap) if known.is_begun() => {
+                known.remote = Some((lap.remote_id, lap.remote_qpn));
+                known.is_active = true;
             }
             Message::Rej(_) | Message::Dreq(_) | Message::Drep(_) => known.is_over = true,
             _ => {}

@@ -32,4 +32,5 @@ mod stray;
 pub use channel::{ChannelEnd, NewChannel};
 pub use client::{ClientId, ClientInfo, User};
 pub use daemon::{Counters, Daemon, Ended, GroupChange, Mad, Record};
+pub use outbox::Files;
 pub use session::{Reply, Report, Session};

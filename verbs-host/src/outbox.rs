@@ -1,8 +1,18 @@
 //! The datagrams that wait for a client to read them.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use crate::channel::ChannelEnd;
+
+/// The files that go with a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Files {
+    /// Those of one end of a channel.
+    Channel(ChannelEnd),
+    /// The client's socket for that address.
+    Socket(IpAddr),
+}
 
 /// The most bytes of messages that wait for a client; a client with more has stopped reading, and its line is closed.
 pub(crate) const MESSAGES_MAX: usize = 1 << 20;
@@ -22,14 +32,14 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 enum Waiting {
     /// A message, and the files that go with it.
-    Message(Vec<u8>, Option<ChannelEnd>),
+    Message(Vec<u8>, Option<Files>),
     Packets(Vec<u8>),
 }
 
 impl Outbox {
     /// Adds a message, and the files that go with it; false if there are too many.
     #[must_use]
-    pub(crate) fn say(&mut self, message: Vec<u8>, files: Option<ChannelEnd>) -> bool {
+    pub(crate) fn say(&mut self, message: Vec<u8>, files: Option<Files>) -> bool {
         if self.message_bytes + message.len() > MESSAGES_MAX {
             return false;
         }
@@ -56,7 +66,7 @@ impl Outbox {
     }
 
     /// The files that go with it.
-    pub(crate) fn files(&self) -> Option<ChannelEnd> {
+    pub(crate) fn files(&self) -> Option<Files> {
         match self.all.front()? {
             Waiting::Message(_, files) => *files,
             Waiting::Packets(_) => None,

@@ -18,7 +18,7 @@ use verbs_core::Mtu;
 use verbs_core::host::channel::FILES;
 use verbs_core::host::message::{MESSAGE_MAX, PortNews};
 use verbs_core::time;
-use verbs_host::{ChannelEnd, ClientId, Daemon, Ended, User};
+use verbs_host::{ChannelEnd, ClientId, Daemon, Ended, Files, User};
 
 fn pair(kind: SocketType) -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("a pair")
@@ -51,7 +51,7 @@ pub(crate) fn start<const N: usize>(address: IpAddr) -> [OwnedFd; N] {
 struct Server {
     daemon: Daemon,
     lines: BTreeMap<ClientId, OwnedFd>,
-    files: BTreeMap<ChannelEnd, [OwnedFd; FILES]>,
+    files: BTreeMap<Files, [OwnedFd; FILES]>,
     start: Instant,
 }
 
@@ -90,7 +90,8 @@ impl Server {
             let (first, second) = pair(SocketType::STREAM);
             let number = channel.number;
             for (end, files) in [(0, [one, first]), (1, [other, second])] {
-                self.files.insert(ChannelEnd { number, end }, files);
+                let end = Files::Channel(ChannelEnd { number, end });
+                self.files.insert(end, files);
             }
             assert!(self.daemon.channel_made(number, true));
         }

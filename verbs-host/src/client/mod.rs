@@ -97,6 +97,11 @@ impl Client {
         }
     }
 
+    /// Whether both it and the daemon have that feature of the line.
+    pub(crate) fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
     /// Whether it has been welcomed.
     pub(crate) fn is_member(&self) -> bool {
         self.name.is_some()

@@ -7,6 +7,7 @@ use verbs_core::host::{Block, Channel, Message};
 use super::{Daemon, Ended};
 use crate::channel::{ChannelEnd, NewChannel, RING_LEN, State};
 use crate::client::{ClientId, acquaint};
+use crate::outbox::Files;
 
 /// What a channel takes of each end's quotas.
 const TAKES: [Quota; 2] = [Quota::Channels, Quota::NewChannels];
@@ -38,7 +39,7 @@ impl Daemon {
         channel.state = State::Open([false; 2]);
         for (end, client) in (0..).zip(ends) {
             let news = self.channel_news(number, ends, end, true);
-            let files = ChannelEnd { number, end };
+            let files = Files::Channel(ChannelEnd { number, end });
             self.tell_with(client, &Message::Channel(news), Some(files));
         }
         true
@@ -62,9 +63,12 @@ impl Daemon {
         let block = Block::new(block).ok_or(Ended::Unexpected)?;
         let none = Message::NoChannel(block.number());
         let other = self.blocks.owner(block).filter(|&other| other != client);
-        let Some(other) =
-            other.filter(|&other| self.has_channels(other) && self.has_channels(client))
-        else {
+        let has_channels = |client| {
+            let known = self.clients.get(&client);
+            known.is_some_and(|known| known.has(FEATURE))
+        };
+        let both = other.filter(|&other| has_channels(other) && has_channels(client));
+        let Some(other) = both else {
             self.tell(client, &none);
             return Ok(());
         };
@@ -147,11 +151,6 @@ impl Daemon {
     /// How many channels are open.
     pub fn channel_count(&self) -> usize {
         self.channels.count()
-    }
-
-    fn has_channels(&self, client: ClientId) -> bool {
-        let known = self.clients.get(&client);
-        known.is_some_and(|known| known.features & FEATURE != 0)
     }
 
     /// Takes what a channel takes of the quotas of both, or nothing.

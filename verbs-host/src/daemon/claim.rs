@@ -37,6 +37,8 @@ pub(super) struct Leases {
     claims: BTreeMap<Block, Token>,
     /// When unclaimed blocks are given up; `None` when they have been.
     until: Option<Instant>,
+    /// Clients of the last daemon have come back.
+    any_claimed: bool,
     records: VecDeque<Record>,
 }
 
@@ -46,6 +48,7 @@ impl Leases {
             draws,
             claims: BTreeMap::new(),
             until: None,
+            any_claimed: false,
             records: VecDeque::new(),
         }
     }
@@ -63,6 +66,11 @@ impl Leases {
     /// Whether the owner of a block may come back to claim it.
     pub(super) fn is_awaited(&self, block: Block) -> bool {
         self.until.is_some() && self.claims.contains_key(&block)
+    }
+
+    /// Whether clients may have connections of which this daemon does not know.
+    pub(super) fn has_unknown(&self) -> bool {
+        self.any_claimed || self.until.is_some()
     }
 
     pub(super) fn leased(&mut self, block: Block, token: Token) {
@@ -141,6 +149,7 @@ impl Daemon {
         for block in &blocks {
             self.leases.claims.remove(block);
         }
+        self.leases.any_claimed = true;
         if self.leases.claims.is_empty() {
             self.leases.until = None;
         }

@@ -39,6 +39,7 @@ impl Daemon {
         }
         self.services.forget(client);
         self.forget_channels(client);
+        self.moved.insert(client);
         for &group in gone.groups.keys() {
             self.forget_member(client, group);
         }

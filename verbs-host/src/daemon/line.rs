@@ -2,7 +2,7 @@
 
 use verbs_core::host::channel::FEATURE;
 use verbs_core::host::message::{
-    Hello, No, NotListening, Service, VERSION, VERSION_LEAST, Welcome,
+    Hello, No, NotListening, SOCKETS, Service, VERSION, VERSION_LEAST, Welcome,
 };
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Message};
@@ -76,7 +76,7 @@ impl Daemon {
             return Ok(());
         };
         known.name = Some(hello.name);
-        known.features = hello.features & FEATURE;
+        known.features = hello.features & (FEATURE | SOCKETS);
         let features = known.features;
         if !is_new {
             known.usage.put(Quota::Blocks, hello.blocks.len() as u32);
@@ -90,6 +90,7 @@ impl Daemon {
             token,
         };
         self.tell(client, &Message::Welcome(welcome));
+        self.moved.insert(client);
         Ok(())
     }
 
@@ -102,9 +103,11 @@ impl Daemon {
     ) -> Result<(), Ended> {
         match message {
             Message::Packets(packets) => self.relay(now, client, datagram, &packets),
+            Message::Arrived(packets) => return self.pass_on(now, client, &packets),
             Message::Command(tag, bytes) => self.command(client, tag, bytes),
             Message::Lease(tag) => {
                 let leased = self.lease(now, client).map(Block::number);
+                self.moved.insert(client);
                 self.tell(client, &Message::Leased(tag, leased));
             }
             Message::Return(block) => {
@@ -113,6 +116,7 @@ impl Daemon {
                     return Err(Ended::Unexpected);
                 }
                 self.leases.returned(block);
+                self.moved.insert(client);
                 self.give_back(client, Quota::Blocks);
                 let known = self.clients.get(&client);
                 let neighbours = known.map(|known| known.neighbours.clone());

@@ -13,18 +13,19 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::device::local_guid;
-use verbs_core::host::message::{No, Packets, PortNews};
+use verbs_core::host::message::{No, Packets, PortNews, SOCKETS};
 use verbs_core::host::quota::Quota;
-use verbs_core::host::{Blocks, Malformed, Message};
+use verbs_core::host::{Block, Blocks, Malformed, Message};
 use verbs_core::mad::MadBytes;
 use verbs_core::seed::Draws;
 use verbs_core::time::Instant;
 use verbs_core::{AsyncEvent, Seed};
 
-use crate::channel::{ChannelEnd, Channels, NewChannel};
+use crate::channel::{Channels, NewChannel};
 use crate::client::departure::Departures;
 use crate::client::{Client, ClientId, ClientInfo, User, members};
 use crate::connection::Connections;
+use crate::outbox::Files;
 use crate::outward::Outward;
 use crate::service::Services;
 use crate::stray::Strays;
@@ -35,13 +36,13 @@ pub use self::claim::Record;
 /// See the crate's documentation.
 ///
 /// * Commands: [`enter`](Self::enter), [`leave`](Self::leave), [`port_changed`](Self::port_changed),
-///   [`answer`](Self::answer), [`raise`](Self::raise), [`channel_made`](Self::channel_made); [`restore`](Self::restore),
-///   first of all.
+///   [`answer`](Self::answer), [`raise`](Self::raise), [`channel_made`](Self::channel_made),
+///   [`give_socket`](Self::give_socket); [`restore`](Self::restore), first of all.
 /// * Inputs: [`hear`](Self::hear) a datagram of a client, [`arrive`](Self::arrive) packets of the network,
 ///   [`expire`](Self::expire) when the [`deadline`](Self::deadline) has come.
 /// * Outputs, all to be drained after any of these: [`poll_ended`](Self::poll_ended),
 ///   [`poll_command`](Self::poll_command), [`poll_group`](Self::poll_group), [`poll_mad`](Self::poll_mad),
-///   [`poll_channel`](Self::poll_channel), [`poll_record`](Self::poll_record),
+///   [`poll_channel`](Self::poll_channel), [`poll_record`](Self::poll_record), [`poll_moved`](Self::poll_moved),
 ///   [`poll_ready`](Self::poll_ready) with [`next_for`](Self::next_for), [`next_outward`](Self::next_outward).
 #[derive(Debug)]
 pub struct Daemon {
@@ -66,6 +67,8 @@ pub struct Daemon {
     mads: VecDeque<Mad>,
     channels: Channels,
     new_channels: VecDeque<NewChannel>,
+    /// Clients whose blocks have changed.
+    moved: BTreeSet<ClientId>,
     /// Transaction ids of the daemon's own datagrams.
     tids: u32,
     /// Clients that do not read, to be ended.
@@ -142,6 +145,8 @@ pub struct Counters {
     pub broken_neighbours: u64,
     /// Peers that were informed of the end of a client.
     pub farewells: u64,
+    /// Packets of the network that came to the socket of a client that they are not for.
+    pub misled: u64,
 }
 
 impl Daemon {
@@ -169,6 +174,7 @@ impl Daemon {
             group_changes: VecDeque::new(),
             mads: VecDeque::new(),
             new_channels: VecDeque::new(),
+            moved: BTreeSet::new(),
             tids: 0,
             deaf: Vec::new(),
             counters: Counters::default(),
@@ -246,6 +252,22 @@ impl Daemon {
         self.group_changes.pop_front()
     }
 
+    /// A client whose blocks have changed, and those that it has now; none if it has gone, or receives nothing by a
+    /// [socket](Self::give_socket) of its own.
+    pub fn poll_moved(&mut self) -> Option<(ClientId, Vec<Block>)> {
+        let client = self.moved.pop_first()?;
+        let known = self.clients.get(&client);
+        let has_sockets = known.is_some_and(|known| known.has(SOCKETS));
+        let blocks = self.blocks.all_of(client).filter(|_| has_sockets);
+        Some((client, blocks.collect()))
+    }
+
+    /// A client gets a socket for that address: [`Files::Socket`] comes out of [`files_for_next`](Self::files_for_next).
+    pub fn give_socket(&mut self, client: ClientId, address: IpAddr) {
+        let files = Files::Socket(address);
+        self.tell_with(client, &Message::Socket(address), Some(files));
+    }
+
     /// A datagram of the daemon's own. One that is addressed to the port itself returns as one that has
     /// [arrived](Self::arrive).
     pub fn poll_mad(&mut self) -> Option<Mad> {
@@ -263,7 +285,7 @@ impl Daemon {
     }
 
     /// The files that go with that datagram.
-    pub fn files_for_next(&self, client: ClientId) -> Option<ChannelEnd> {
+    pub fn files_for_next(&self, client: ClientId) -> Option<Files> {
         self.clients.get(&client)?.outbox.files()
     }
 
@@ -333,7 +355,7 @@ impl Daemon {
         self.tell_with(client, message, None);
     }
 
-    fn tell_with(&mut self, client: ClientId, message: &Message<'_>, files: Option<ChannelEnd>) {
+    fn tell_with(&mut self, client: ClientId, message: &Message<'_>, files: Option<Files>) {
         let Some(known) = self.clients.get_mut(&client) else {
             return;
         };

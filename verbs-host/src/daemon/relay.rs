@@ -1,13 +1,12 @@
 //! Packets: from clients to the network and to each other, and from the network to clients.
 
-use verbs_cm::wire::Message as CmMessage;
+use verbs_cm::wire::{Dreq, Lap, Message as CmMessage};
 use verbs_core::Qpn;
-use verbs_core::host::message::{Packets, Service};
-use verbs_core::host::quota::Quota;
+use verbs_core::host::message::{Packets, SOCKETS};
 use verbs_core::host::{Block, Message};
 use verbs_core::time::Instant;
 
-use super::Daemon;
+use super::{Daemon, Ended};
 use crate::client::{ClientId, acquaint};
 use crate::connection::Whose;
 use crate::packet::{self, GSI};
@@ -29,7 +28,8 @@ impl Daemon {
     ) {
         // An address may just have left the port; otherwise a client sends from no address but the port's.
         let is_ours = self.port.addresses.contains(&packets.src);
-        if !is_ours || !self.may_send(client, packets) {
+        let way = (packets.src, packets.dst);
+        if !is_ours || !self.connections.let_out(client, way, packets.packets()) {
             self.counters.refused += 1;
             return;
         }
@@ -41,22 +41,26 @@ impl Daemon {
         }
     }
 
-    /// Whether messages of the connection manager among these concern the client's own connections.
-    fn may_send(&mut self, client: ClientId, packets: &Packets<'_>) -> bool {
-        let mut may = true;
-        for packet in packets.packets() {
-            if packet::dest(packet) != Some(GSI) {
-                continue;
-            }
-            let Some((_, message)) = packet::mad(packet).and_then(|mad| CmMessage::parse(mad).ok())
-            else {
-                continue;
-            };
-            let way = (packets.src, packets.dst);
-            let room = Quota::Connections.max();
-            may &= self.connections.sends(client, way, &message, room);
+    /// Packets of the network that came to a client's socket, and are for others.
+    pub(super) fn pass_on(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        packets: &Packets<'_>,
+    ) -> Result<(), Ended> {
+        let known = self.clients.get(&client);
+        let has_sockets = known.is_some_and(|known| known.has(SOCKETS));
+        if !has_sockets {
+            return Err(Ended::Unexpected);
         }
-        may
+        // What clients send to each other passes through no socket. An address may just have come to the port.
+        if self.port.addresses.contains(&packets.src) {
+            self.counters.refused += 1;
+            return Ok(());
+        }
+        self.counters.misled += packets.packets().len() as u64;
+        self.deliver(now, None, packets);
+        Ok(())
     }
 
     /// Delivers packets of that client, or of the network, to their clients.
@@ -136,9 +140,18 @@ impl Daemon {
         let client = match self.connections.comes(packet.src, &message) {
             Whose::Client(client) => Some(client),
             Whose::Service(id) => self.services.find(id, packet.dst),
-            // A connection that a client has had since before this daemon began.
+            // A connection that a client may have had since before this daemon began. What asks about one is not answered
+            // by one who does not know.
             Whose::Nobody => match message {
-                CmMessage::Dreq(dreq) => self.blocks.owner_of(dreq.remote_qpn),
+                CmMessage::Dreq(Dreq { remote_qpn, .. })
+                | CmMessage::Lap(Lap { remote_qpn, .. }) => {
+                    let block = Block::of(remote_qpn);
+                    if block.is_some_and(|block| self.leases.is_awaited(block)) {
+                        return;
+                    }
+                    self.blocks.owner_of(remote_qpn)
+                }
+                CmMessage::Rep(_) if self.leases.has_unknown() => return,
                 _ => None,
             },
         };
@@ -172,12 +185,5 @@ impl Daemon {
             }
             false => self.counters.lost_inward += 1,
         }
-    }
-
-    /// Whether a client listens for that service, for lists.
-    pub fn is_served(&self, service: Service) -> bool {
-        service
-            .addr
-            .is_some_and(|at| self.services.find(service.id, at).is_some())
     }
 }

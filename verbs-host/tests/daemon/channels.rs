@@ -6,7 +6,7 @@ use verbs_core::host::message::{Hello, VERSION, VERSION_LEAST};
 use verbs_core::host::number::REST;
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Channel, Message};
-use verbs_host::{ChannelEnd, Ended};
+use verbs_host::{ChannelEnd, Ended, Files};
 
 use crate::bed::{Bed, Client, HERE, USER, packet};
 
@@ -34,7 +34,7 @@ pub(crate) fn join(bed: &mut Bed) -> Client {
 }
 
 /// The next message for a client, and the files that go with it.
-fn next(bed: &mut Bed, client: Client) -> (Message<'static>, Option<ChannelEnd>) {
+fn next(bed: &mut Bed, client: Client) -> (Message<'static>, Option<Files>) {
     let files = bed.daemon.files_for_next(client.id);
     let bytes = bed.daemon.next_for(client.id).expect("something waits");
     let bytes: &'static [u8] = bytes.to_vec().leak();
@@ -76,7 +76,7 @@ fn two_clients_get_the_ends_of_one_channel() {
                 blocks: vec![peer.block.number()],
             })
         );
-        assert_eq!(files, Some(ChannelEnd { number, end }));
+        assert_eq!(files, Some(Files::Channel(ChannelEnd { number, end })));
     }
     let qpn = Qpn::new(other.block.qpns().start + 1);
     bed.send(one, HERE, &packet(qpn, b"before"));

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use verbs_cm::wire::{CommId, Dreq, Message as CmMessage};
+use verbs_cm::wire::{Apr, CommId, Dreq, Lap, Message as CmMessage};
 use verbs_core::Qpn;
 use verbs_core::host::message::{No, Token, VERSION};
 use verbs_core::host::{Block, Message};
 use verbs_core::time::Instant;
 use verbs_host::{Ended, Record};
 
-use crate::bed::{Bed, Client, HERE, USER, hello_again, packet};
+use crate::away;
+use crate::bed::{Bed, Client, HERE, USER, hello_again, packet, rep};
 
 /// What a daemon has had kept, as the next one reads it.
 #[derive(Default)]
@@ -50,6 +51,43 @@ fn rejoin(bed: &mut Bed, client: Client) -> Result<Client, No> {
     bed.join_as(USER, &hello_again(VERSION, VERSION, client.token, &[block]))
 }
 
+/// Peers elsewhere ask about connections that the daemon has not seen begin: the client is asked, if it is known which one; or else
+/// there is no answer that would end the connection.
+fn asked_about_unknown_connections(bed: &mut Bed, client: Client, awaited: Qpn) {
+    let lap = |remote_qpn| {
+        CmMessage::Lap(Lap {
+            local_id: CommId(11),
+            remote_id: CommId(12),
+            remote_qpn,
+            ..Lap::default()
+        })
+    };
+    let own = Qpn::new(client.block.qpns().start + 0x30);
+    bed.arrive_cm(away(), &lap(own));
+    assert_eq!(bed.messages(client), [lap(own)]);
+    bed.arrive_cm(away(), &lap(awaited));
+    bed.arrive_cm(away(), &rep(CommId(21), CommId(22), Qpn::new(0x55)));
+    assert_eq!(bed.daemon.poll_mad(), None);
+    assert!(bed.messages(client).is_empty());
+
+    // Its own question tells the daemon of the connection: the answer comes to it, and so does the peer its end.
+    let theirs = Qpn::new(0x66);
+    let question = CmMessage::Lap(Lap {
+        local_id: CommId(31),
+        remote_id: CommId(32),
+        remote_qpn: theirs,
+        ..Lap::default()
+    });
+    bed.send_cm(client, away(), &question);
+    let answer = CmMessage::Apr(Apr {
+        local_id: CommId(32),
+        remote_id: CommId(31),
+        ..Apr::default()
+    });
+    bed.arrive_cm(away(), &answer);
+    assert_eq!(bed.messages(client), [answer]);
+}
+
 /// Goal: a client keeps its numbers; those of a client that has ended in the meantime are reported as gone, and rest.
 #[test]
 fn clients_go_on_with_the_next_daemon() {
@@ -76,6 +114,9 @@ fn clients_go_on_with_the_next_daemon() {
     });
     bed.send_cm(other, HERE, &dreq);
     assert_eq!(bed.messages(again), [dreq]);
+
+    let qpn_of = |client: Client| Qpn::new(client.block.qpns().start + 0x20);
+    asked_about_unknown_connections(&mut bed, again, qpn_of(dead));
 
     let until = bed.daemon.deadline().expect("clients have so long");
     bed.now = until;

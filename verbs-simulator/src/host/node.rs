@@ -19,7 +19,7 @@ use verbs_core::host::message::{MESSAGE_MAX, Token};
 use verbs_core::host::number::REST;
 use verbs_core::host::{Block, Message};
 use verbs_core::sync::Arc;
-use verbs_host::{ClientId, Daemon, Ended, NewChannel, Record, User};
+use verbs_host::{ClientId, Daemon, Ended, Files, NewChannel, Record, User};
 use verbs_link::PacketLink as _;
 use verbs_link::ring::Rings;
 use verbs_link::time::Instant;
@@ -270,6 +270,7 @@ impl Node {
     fn drive(&mut self, daemon: &mut Daemon, now: Instant) -> Result<(), Killed> {
         self.keep_records(daemon)?;
         while daemon.poll_group().is_some() {}
+        while daemon.poll_moved().is_some() {}
         while let Some(mad) = daemon.poll_mad() {
             self.step()?;
             self.psn = self.psn.wrapping_add(1);
@@ -372,7 +373,11 @@ impl Node {
             return false;
         };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let number = daemon.files_for_next(client).map(|end| end.number);
+        let number = match daemon.files_for_next(client) {
+            Some(Files::Channel(end)) => Some(end.number),
+            // There are no sockets of a network here.
+            Some(Files::Socket(_)) | None => None,
+        };
         let files = number.and_then(|number| line.files.remove(&number));
         let sent = match &files {
             None => send(&line.socket, datagram, flags),

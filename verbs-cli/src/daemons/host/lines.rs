@@ -14,9 +14,10 @@ use rustix::net::{
     sockopt::socket_peercred,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use verbs_core::host::channel::FILES;
+use verbs_core::host::channel::FILES as FILES_MAX;
 use verbs_core::host::message::MESSAGE_MAX;
-use verbs_host::{ClientId, User};
+use verbs_core::sync::Arc;
+use verbs_host::{ClientId, Files, User};
 
 /// Bytes that a socket is to have room for, as far as the system allows.
 const SOCKET_BYTES: usize = 1 << 20;
@@ -30,8 +31,8 @@ pub(super) struct Line {
     pub(super) user: User,
     /// It has no room, and is asked for it.
     pub(super) is_full: bool,
-    /// The files of channels that the client does not have yet, by the channel's number.
-    pub(super) files: BTreeMap<u32, [OwnedFd; FILES]>,
+    /// The files that the client does not have yet.
+    pub(super) files: BTreeMap<Files, Vec<Arc<OwnedFd>>>,
 }
 
 /// What is waited for.
@@ -190,25 +191,24 @@ impl Line {
         }
     }
 
-    /// Sends a datagram, and the files of that channel with it. False if there is no room.
-    pub(super) fn write(&mut self, datagram: &[u8], channel: Option<u32>) -> bool {
+    /// Sends a datagram, and those files with it. False if there is no room.
+    pub(super) fn write(&mut self, datagram: &[u8], with: Option<Files>) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let files = channel.and_then(|number| Some((number, self.files.get(&number)?)));
-        let sent = match files {
+        let sent = match with.and_then(|with| self.files.get(&with)) {
             None => send(&self.socket, datagram, flags),
-            Some((_, files)) => {
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+            Some(files) => {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
                 let mut control = SendAncillaryBuffer::new(&mut space);
-                let files = files.each_ref().map(AsFd::as_fd);
+                let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
                 control.push(SendAncillaryMessage::ScmRights(&files));
                 sendmsg(&self.socket, &[IoSlice::new(datagram)], &mut control, flags)
             }
         };
         // That nobody reads any more is noticed when something is read. Files that the system does not pass on, because
-        // too many are under way, are closed: the other end of the channel notices, and packets go through the daemon.
+        // too many are under way, are closed: the other end of a channel notices, and packets go through the daemon.
         let has_room = !matches!(sent, Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR));
-        if has_room && let Some(number) = channel {
-            self.files.remove(&number);
+        if has_room && let Some(with) = with {
+            self.files.remove(&with);
         }
         has_room
     }

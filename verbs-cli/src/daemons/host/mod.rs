@@ -7,16 +7,18 @@ mod leases;
 mod lines;
 mod server;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hca_sim::Udp;
-use hca_sim::link::PacketLink;
 use hca_sim::link::fabric::socket::listen_at;
 use hca_sim::link::host::place_to_listen;
+use hca_sim::link::{PROGRAMS_MAX, PacketLink, SHARED_MAX, Seat, Steering};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 use verbs_core::sync::{Arc, thread};
@@ -49,13 +51,16 @@ pub(crate) fn run(args: &HostArgs, out: &mut dyn Write) -> Result<u8, HostError>
 fn serve(args: &HostArgs, keeper: u32, path: &Path, out: &mut dyn Write) -> Result<(), HostError> {
     // From here on INT and TERM are heard, so that no file is left behind.
     let stop = Stop::begin().map_err(HostError::Signals)?;
-    let (held, is_again) = keeper::take_over(keeper)?;
-    let (place, records) = Place::of(path, held)?;
     let lines_max = raise_descriptors();
-    let link: Box<dyn PacketLink> = match args.bind.is_empty() {
-        true => Box::new(Udp::bind_interfaces()?),
-        false => Box::new(Udp::bind(&args.bind)?),
+    let (mut held, is_again) = keeper::take_over(keeper)?;
+    let (bound, seats) = held.whole_groups();
+    let place = Place::of(path, held)?;
+    let kept = bound.keys().copied().collect();
+    let link = match args.bind.is_empty() {
+        true => Udp::bind_interfaces_again(bound)?,
+        false => Udp::bind_again(&args.bind, bound)?,
     };
+    let steering = Steering::restored(&link, seats);
     let addresses: Vec<_> = link.addresses().iter().map(ToString::to_string).collect();
     let welcome = format!("sharing {} at {}", addresses.join(", "), path.display());
     let linger = args.linger.map(Duration::from_secs);
@@ -64,7 +69,8 @@ fn serve(args: &HostArgs, keeper: u32, path: &Path, out: &mut dyn Write) -> Resu
         lines_max,
         is_verbose: args.verbose,
     };
-    let server = Server::new(link, place, &records, stop, limits).map_err(HostError::Wait)?;
+    let server = Server::new(link, steering, kept, place, stop, limits);
+    let server = server.map_err(HostError::Wait)?;
     // Who has started it has read this once.
     if !is_again {
         line(out, &welcome).map_err(HostError::Output)?;
@@ -78,8 +84,8 @@ fn serve(args: &HostArgs, keeper: u32, path: &Path, out: &mut dyn Write) -> Resu
 /// Connections at most, of programs and of those that have not said yet what they are.
 const LINES_MAX: usize = 8192;
 
-/// Descriptors for everything but programs.
-const OWN: u64 = 512;
+/// Descriptors for everything but programs' lines.
+const OWN: u64 = 512 + 2 * (PROGRAMS_MAX * SHARED_MAX) as u64;
 
 /// Each program takes two descriptors: for how many connections the system gives some.
 fn raise_descriptors() -> usize {
@@ -92,11 +98,13 @@ fn raise_descriptors() -> usize {
 /// How long the last daemon may take to be gone when its keeper was killed.
 const IS_GOING: Duration = Duration::from_millis(100);
 
-/// What a keeper has: the listening socket, and the lock of the one daemon that listens there.
+/// What a keeper has: the listening socket, the lock of the one daemon that listens there, and sockets of the network.
 #[derive(Debug)]
 struct Held {
     listener: OwnedFd,
     lock: OwnedFd,
+    /// By their places; the daemon's own have place 0.
+    seats: BTreeMap<Seat, OwnedFd>,
 }
 
 impl Held {
@@ -123,7 +131,35 @@ impl Held {
             Errno::ADDRINUSE => HostError::Running(path.to_owned()),
             error => failed(error),
         })?;
-        Ok(Self { listener, lock })
+        let seats = BTreeMap::new();
+        Ok(Self {
+            listener,
+            lock,
+            seats,
+        })
+    }
+
+    /// The sockets of the network: the daemon's own, and those of programs. All of an address are left out if one is missing:
+    /// the others' places may be different ones now.
+    fn whole_groups(&mut self) -> (BTreeMap<IpAddr, OwnedFd>, BTreeMap<Seat, OwnedFd>) {
+        let mut seats = std::mem::take(&mut self.seats);
+        let mut counts = BTreeMap::<IpAddr, usize>::new();
+        for &(address, place) in seats.keys() {
+            let count = counts.entry(address).or_default();
+            // A hole is never filled.
+            *count = if place == *count {
+                place + 1
+            } else {
+                usize::MAX
+            };
+        }
+        seats.retain(|(address, _), _| counts.get(address) != Some(&usize::MAX));
+        let (own, others): (Vec<_>, Vec<_>) =
+            seats.into_iter().partition(|((_, place), _)| *place == 0);
+        let own = own
+            .into_iter()
+            .map(|((address, _), socket)| (address, socket));
+        (own.collect(), others.into_iter().collect())
     }
 }
 
@@ -140,6 +176,8 @@ struct Place {
     door: Door,
     lock: PathBuf,
     leases: Arc<Leases>,
+    /// What the last daemon has left there.
+    records: Vec<Record>,
     /// There are programs that go on with the next daemon: it reads the leases.
     has_programs: bool,
     /// Released when the keeper and the daemon have ended, however they end.
@@ -147,22 +185,21 @@ struct Place {
 }
 
 impl Place {
-    /// With what the last daemon has left there, if it was killed.
-    fn of(path: &Path, held: Held) -> Result<(Self, Vec<Record>), HostError> {
+    fn of(path: &Path, held: Held) -> Result<Self, HostError> {
         let failed = |error: io::Error| HostError::Listen {
             path: path.to_owned(),
             error,
         };
         let (leases, records) = Leases::open(&held.lock).map_err(failed)?;
-        let place = Self {
+        Ok(Self {
             socket: Some(SocketFile::bound(path).map_err(failed)?),
             door: Door::new(held.listener),
             lock: lock_of(path),
             leases: Arc::new(leases),
+            records,
             has_programs: false,
             _held: held.lock,
-        };
-        Ok((place, records))
+        })
     }
 }
 
@@ -185,7 +222,7 @@ mod tests {
         let base = tempfile::tempdir().expect("a folder");
         let path = base.path().join("host");
         let take = || Place::of(&path, Held::take(&path)?);
-        let (place, _) = take().expect("it is free");
+        let place = take().expect("it is free");
         let refused = take().expect_err("it is taken");
         assert!(matches!(refused, HostError::Running(_)), "{refused}");
         drop(place);

@@ -1,22 +1,24 @@
 //! The daemon at work: one thread waits for clients, one for packets, and whoever has something holds the daemon for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use hca_sim::link::host::uplink::{arrived, burst_of, follow, packet_of, port_of, transmit};
-use hca_sim::link::{PacketLink, Waiter, channel_files};
+use hca_sim::link::{PacketLink, SteeredSocket, Steering, Udp, Waiter, channel_files};
+use rustix::process::geteuid;
 use verbs_core::host::command::{Failure, encode_result};
 use verbs_core::host::message::MESSAGE_MAX;
 use verbs_core::sync::{Arc, Mutex, thread};
 use verbs_core::time;
 use verbs_core::{Attr, Error, Seed};
-use verbs_host::{ClientId, Daemon, Ended, NewChannel, Record};
+use verbs_host::{ChannelEnd, ClientId, Daemon, Ended, Files, NewChannel};
 
 use super::super::door::Door;
-use super::Place;
 use super::leases::Leases;
 use super::lines::{Came, Line, Read, Source, Watch};
+use super::{Place, keeper};
 use crate::ending::Signal;
 use crate::subnet::stop::Stop;
 
@@ -50,8 +52,12 @@ pub(super) struct Server {
 /// What both threads use.
 struct Shared {
     daemon: Daemon,
-    link: Box<dyn PacketLink>,
+    link: Udp,
     is_up: bool,
+    /// Which packets of the network come to programs' own sockets.
+    steering: Steering,
+    /// The addresses whose sockets the keeper has.
+    kept: BTreeSet<IpAddr>,
     lines: BTreeMap<ClientId, Line>,
     limits: Limits,
     /// What the next daemon reads.
@@ -68,23 +74,26 @@ struct Shared {
 
 impl Server {
     pub(super) fn new(
-        link: Box<dyn PacketLink>,
+        link: Udp,
+        steering: Steering,
+        kept: BTreeSet<IpAddr>,
         place: Place,
-        records: &[Record],
         stop: Stop,
         limits: Limits,
     ) -> io::Result<Self> {
         let watch = Arc::new(Watch::new()?);
         watch.add(place.door.listener(), Source::Listener)?;
         watch.add(stop.bell(), Source::Stop)?;
-        let port = port_of(&*link, true);
+        let port = port_of(&link, true);
         let linger = limits.linger;
         let mut daemon = Daemon::new(port, Seed::from_system());
-        daemon.restore(time::Instant::ZERO, records.iter().copied());
-        let shared = Shared {
+        daemon.restore(time::Instant::ZERO, place.records.iter().copied());
+        let mut shared = Shared {
             daemon,
             link,
             is_up: true,
+            steering,
+            kept,
             lines: BTreeMap::new(),
             limits,
             leases: Arc::clone(&place.leases),
@@ -94,6 +103,7 @@ impl Server {
             psn: 0,
             idle_since: Instant::now(),
         };
+        shared.keep_own();
         Ok(Self {
             shared: Arc::new(Mutex::new(shared)),
             watch,
@@ -258,9 +268,12 @@ impl Shared {
             }
         });
         while self.link.refusal().is_some() {}
-        if follow(&mut *self.link, &mut self.is_up) {
-            let port = port_of(&*self.link, self.is_up);
+        if follow(&mut self.link, &mut self.is_up) {
+            let port = port_of(&self.link, self.is_up);
             self.daemon.port_changed(port);
+            let given = self.steering.followed(&self.link);
+            self.hand_out(given);
+            self.keep_own();
         }
     }
 
@@ -297,11 +310,11 @@ impl Shared {
                     self.daemon.arrive(now, &burst);
                 } else {
                     // One that is lost is as one that the network loses.
-                    let _ = transmit(&mut *self.link, &burst);
+                    let _ = transmit(&mut self.link, &burst);
                 }
             }
             while let Some(packets) = self.daemon.next_outward() {
-                if !transmit(&mut *self.link, &packets) {
+                if !transmit(&mut self.link, &packets) {
                     break;
                 }
                 self.daemon.outward_sent();
@@ -315,12 +328,53 @@ impl Shared {
             while let Some(channel) = self.daemon.poll_channel() {
                 self.open_channel(&channel);
             }
+            while let Some((client, blocks)) = self.daemon.poll_moved() {
+                // What is sent by a socket is seen by nobody: those of other users have none.
+                let line = self.lines.get(&client);
+                let is_ours = line.is_some_and(|line| line.user.uid == geteuid().as_raw());
+                let blocks = if is_ours { blocks } else { Vec::new() };
+                let given = self.steering.moved(&self.link, client.number(), blocks);
+                self.hand_out(given);
+            }
             let Some(client) = self.daemon.poll_ready() else {
                 break;
             };
             self.write(client);
         }
         self.see_to_ended();
+    }
+
+    /// Programs get sockets of their own, which the keeper keeps.
+    fn hand_out(&mut self, given: Vec<SteeredSocket>) {
+        for one in given {
+            if one.is_new {
+                keeper::keep_seat(one.seat, &one.socket);
+            }
+            let (address, _) = one.seat;
+            let client = ClientId::new(one.program);
+            let line = client.and_then(|client| Some((client, self.lines.get_mut(&client)?)));
+            if let Some((client, line)) = line {
+                let files = Files::Socket(address);
+                line.files.insert(files, vec![one.socket]);
+                self.daemon.give_socket(client, address);
+            }
+        }
+    }
+
+    /// The keeper has the sockets of the addresses that the link has now.
+    fn keep_own(&mut self) {
+        let mut kept = BTreeSet::new();
+        for (address, socket) in self.link.sockets() {
+            if !self.kept.contains(&address) {
+                keeper::keep_seat((address, 0), socket);
+            }
+            kept.insert(address);
+        }
+        self.kept
+            .difference(&kept)
+            .copied()
+            .for_each(keeper::forget);
+        self.kept = kept;
     }
 
     /// Keeps what the next daemon has to know; before clients hear of it.
@@ -343,9 +397,12 @@ impl Shared {
             return;
         };
         let mut pids = [0; 2];
-        for ((client, files), pid) in channel.ends.iter().zip(files).zip(&mut pids) {
+        let number = channel.number;
+        let ends = (0..).zip(&channel.ends);
+        for (((end, client), files), pid) in ends.zip(files).zip(&mut pids) {
             if let Some(line) = self.lines.get_mut(client) {
-                line.files.insert(channel.number, files);
+                let end = Files::Channel(ChannelEnd { number, end });
+                line.files.insert(end, files.map(Arc::new).into());
                 *pid = line.user.pid;
             }
         }
@@ -363,7 +420,7 @@ impl Shared {
         let mut is_full = false;
         while let Some(datagram) = self.daemon.next_for(client) {
             let files = self.daemon.files_for_next(client);
-            if !line.write(datagram, files.map(|end| end.number)) {
+            if !line.write(datagram, files) {
                 is_full = true;
                 break;
             }
