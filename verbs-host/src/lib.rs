@@ -8,6 +8,8 @@
 //! * Queue pair numbers are leased to clients in blocks, so that a packet's number shows which client it is for.
 //! * Packets of clients are sent in deficit round robin. Packets between two clients pass through the daemon's memory
 //!   only until the two have a *channel*, memory of their own, which the daemon makes for them.
+//! * Packets of other hosts pass through the daemon unless its caller [gives](Daemon::give_socket) a client sockets of its
+//!   own, and has the system steer them there by the client's blocks.
 //! * Messages of the connection manager are for queue pair 1, which all clients have: requests for a service are
 //!   delivered to the client that listens for it, the others to the client that has the connection.
 //! * The numbers of clients outlive the daemon: the next one learns of them by [`Record`]s, and clients claim them.

@@ -45,11 +45,9 @@ impl Wire {
         }
     }
 
-    /// None is needed any longer.
+    /// None is needed any longer. What they have counted stays.
     pub(super) fn clear(&mut self, waiter: &LineWaiter) {
-        if self.sockets.take().is_some() {
-            self.follow(waiter);
-        }
+        self.keep(&[], waiter);
     }
 
     /// The sockets are other ones.
@@ -90,6 +88,9 @@ impl Wire {
         let Some(sockets) = &mut self.sockets else {
             return 0;
         };
+        if sockets.addresses().is_empty() {
+            return 0;
+        }
         if waiter.take_wire() {
             self.looks = LOOKS;
         }

@@ -242,12 +242,15 @@ fn sockets_stay_with_a_daemon_that_comes_back() {
     } = wired;
     let Bed { mut link, daemon } = bed;
     drop((own, steering, daemon));
+    let counted = link.counters();
+    assert!(counted.packets_sent >= 1 && counted.packets_received >= 2);
     let taken = Udp::bind(&[here]).expect_err("the port has its socket");
     assert!(matches!(taken, LinkError::InUse { .. }), "{taken}");
     until("the port to notice", || {
         texts(&mut link);
         Udp::bind(&[here]).is_ok()
     });
+    assert_eq!(link.counters(), counted, "counters never go back");
     let (daemon, _) = next_daemon(&mut link, &sockets);
     welcome(&daemon, OURS);
 }
