@@ -16,6 +16,7 @@ mod ends;
 mod keepalive;
 mod over;
 mod pair;
+mod shared;
 mod simulated;
 mod strangers;
 mod streams;

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use hca_sim::link::host;
 use hca_sim::{Hca, Udp};
 use verbs_io::{Endpoint, Error, Opening};
 
@@ -10,12 +11,18 @@ pub trait UdpEndpoint {
     /// An endpoint on a software HCA that uses UDP port 4791 of that address of this machine, to be opened. It speaks
     /// RoCEv2: the peer may be another of these, an RDMA NIC, or the kernel's `rxe`.
     ///
-    /// Each process needs an address of its own: peers on one machine use 127.0.0.1, 127.0.0.2 and so on. No
-    /// privileges are needed.
+    /// If the daemon of the host (`verbs host`) has the address, the endpoint shares it with other programs: see
+    /// [`hca_sim::link::host`] for where the daemon is looked for, and for the variable `VERBS_HOST_SOCKET`, which names it or,
+    /// if it is empty, keeps the endpoint from joining. Without a daemon each process needs an address of its own: peers on
+    /// one machine use 127.0.0.1, 127.0.0.2 and so on. No privileges are needed.
     ///
     /// # Errors
-    /// Of [`Opening::open`]: [`Error::Address`] when the machine does not have the address, or another process uses
-    /// it.
+    /// Of [`Opening::open`]: [`Error::Address`] when the machine does not have the address, another process uses
+    /// it, the daemon that the variable names is not there, or it refuses.
+    ///
+    /// # Context
+    /// [`Opening::open`] waits for the daemon's answer in place: it comes at once, and a daemon that does not answer is given
+    /// up after 5 s.
     ///
     /// # Examples
     /// ```no_run
@@ -34,8 +41,15 @@ impl UdpEndpoint for Endpoint {
     fn udp(addr: impl Into<IpAddr>) -> Opening {
         let addr = addr.into();
         Self::opening(async move {
-            let link = Udp::bind(&[addr]).map_err(|error| Error::address(addr, error))?;
-            Ok(Hca::over(link).open().await?)
+            let shared = host::join(&[addr]).map_err(|error| Error::address(addr, error))?;
+            let builder = match shared {
+                Some(link) => Hca::over(link),
+                None => {
+                    let link = Udp::bind(&[addr]).map_err(|error| Error::address(addr, error))?;
+                    Hca::over(link)
+                }
+            };
+            Ok(builder.open().await?)
         })
     }
 }
