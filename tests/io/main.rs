@@ -10,6 +10,8 @@
 )]
 
 mod basics;
+#[path = "../../verbs-cli/tests/child/mod.rs"]
+mod child;
 mod crowded;
 mod dropped;
 mod ends;

@@ -3,9 +3,11 @@
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use verbs::prelude::*;
+
+use crate::child::{Guarded, started};
 
 /// The program is an end of a connection at that address: the one that is asked, or the one that asks.
 const ROLE: &str = "VERBS_TEST_ENDPOINT";
@@ -20,17 +22,6 @@ fn program(role: &str, address: &str, socket: Option<&str>) -> Command {
     command.envs(socket.map(|socket| ("VERBS_HOST_SOCKET", socket)));
     command.stderr(Stdio::piped()).stdout(Stdio::piped());
     command
-}
-
-/// Ended with the test.
-struct Started(Child);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// The command, as built by `cargo test --workspace` or `cargo build -p verbs-cli`.
@@ -49,13 +40,10 @@ fn verbs() -> Command {
     Command::new(path)
 }
 
-fn daemon(address: &str, socket: &str) -> Started {
+fn daemon(address: &str, socket: &str) -> Guarded {
     let mut command = verbs();
     command.args(["host", "--bind", address, "--socket", socket]);
-    let mut daemon = Started(command.stdout(Stdio::piped()).spawn().expect("it starts"));
-    let mut line = String::new();
-    let stdout = daemon.0.stdout.take().expect("it is piped");
-    BufReader::new(stdout).read_line(&mut line).expect("text");
+    let (daemon, line) = started(&mut command);
     assert!(line.starts_with("sharing"), "{line}");
     daemon
 }
@@ -72,9 +60,8 @@ fn endpoints_share_an_address() {
     let [shared, own] = [1, 2].map(|n| format!("127.{}.{low}.{n}", 96 + high % 16));
     let daemon = daemon(&shared, socket);
     let serves = |address, socket| {
-        let server = program("serves", address, socket).spawn();
-        let mut server = Started(server.expect("it starts"));
-        let stderr = server.0.stderr.take().expect("it is piped");
+        let mut server = Guarded::start(&mut program("serves", address, socket));
+        let stderr = server.stderr.take().expect("it is piped");
         let mut lines = BufReader::new(stderr).lines();
         let listens = lines.find(|line| line.as_ref().is_ok_and(|line| line == LISTENS));
         assert!(listens.is_some(), "it does not listen");

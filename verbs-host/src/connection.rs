@@ -218,11 +218,12 @@ impl Connections {
         if theirs.len() >= room as usize {
             let state = |id: &CommId| self.ids.get(&(*id, client));
             // A connection that has ended is replaced, or else the oldest attempt.
-            let mut each = theirs.iter();
-            let over = each.position(|id| state(id).is_none_or(|known| known.is_over));
-            let mut each = theirs.iter();
-            let oldest = || each.position(|id| state(id).is_none_or(Connection::is_begun));
-            let Some(at) = over.or_else(oldest) else {
+            let place = |is: fn(&Connection) -> bool| {
+                let mut ids = theirs.iter();
+                ids.position(|id| state(id).is_none_or(is))
+            };
+            let over = place(|known| known.is_over);
+            let Some(at) = over.or_else(|| place(Connection::is_begun)) else {
                 return false;
             };
             if let Some(gone) = theirs.remove(at) {

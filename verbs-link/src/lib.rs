@@ -45,7 +45,7 @@ pub mod time;
 mod udp;
 mod wrap;
 
-pub use joined::{Answer, JoinError, Joined, Joining, channel_files, clients_of};
+pub use joined::{Answer, JoinError, Joined, Joining, arrived, channel_files, clients_of};
 #[doc(hidden)]
 pub use joined::{Bounds, Inbound, Taken};
 pub use packet::cable::{Cable, CableEnd};

@@ -44,6 +44,9 @@ pub const DESCRIPTORS_MAX: usize = 4;
 /// network, and send to them.
 pub const SOCKETS: u64 = 1 << 1;
 
+/// All bits of features that this crate knows.
+pub const FEATURES: u64 = super::channel::FEATURE | SOCKETS;
+
 /// Bytes of the header.
 pub const HEADER: usize = 16;
 

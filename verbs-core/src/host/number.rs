@@ -7,20 +7,17 @@ use std::time::Duration;
 
 use crate::addr::Qpn;
 
-/// Bits of a queue pair number that count within a block.
-///
-/// A block is the least that a process takes, and rests for two minutes after it: 16,382 of them last for a hundred processes
-/// that end each second.
-const INDEX_BITS: u32 = 10;
-
 /// Queue pair numbers of one process: 1,024 of them, with the same upper 14 bits. Whose a number is can be seen from
 /// the number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block(u16);
 
 impl Block {
-    /// The low bits of a queue pair number, which are its index in the block.
-    pub const INDEX_BITS: u32 = INDEX_BITS;
+    /// Bits of a queue pair number that count within a block.
+    ///
+    /// A block is the least that a process takes, and rests for two minutes after it: 16,382 of them last for a hundred processes
+    /// that end each second.
+    pub const INDEX_BITS: u32 = 10;
 
     /// The daemon's own: queue pair 1 of the host is in it, and multicast.
     pub const DAEMON: Self = Self(0);
@@ -38,7 +35,7 @@ impl Block {
 
     /// The block of a queue pair number. That of multicast packets is in none.
     pub const fn of(qpn: Qpn) -> Option<Self> {
-        Self::new((qpn.value() >> INDEX_BITS) as u16)
+        Self::new((qpn.value() >> Self::INDEX_BITS) as u16)
     }
 
     /// Its number.
@@ -48,8 +45,8 @@ impl Block {
 
     /// Its queue pair numbers.
     pub const fn qpns(self) -> Range<u32> {
-        let first = (self.0 as u32) << INDEX_BITS;
-        first..first + (1 << INDEX_BITS)
+        let first = (self.0 as u32) << Self::INDEX_BITS;
+        first..first + (1 << Self::INDEX_BITS)
     }
 }
 

@@ -1,8 +1,7 @@
 //! The messages of clients.
 
-use verbs_core::host::channel::FEATURE;
 use verbs_core::host::message::{
-    Hello, No, NotListening, SOCKETS, Service, VERSION, VERSION_LEAST, Welcome,
+    FEATURES, Hello, No, NotListening, Service, VERSION, VERSION_LEAST, Welcome,
 };
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Message};
@@ -76,7 +75,7 @@ impl Daemon {
             return Ok(());
         };
         known.name = Some(hello.name);
-        known.features = hello.features & (FEATURE | SOCKETS);
+        known.features = hello.features & FEATURES;
         let features = known.features;
         if !is_new {
             known.usage.put(Quota::Blocks, hello.blocks.len() as u32);

@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use verbs_cm::wire::{CommId, Message as CmMessage, PortSpace, Rep, Req, Rtu, ServiceId};
-use verbs_core::host::message::{Hello, No, Packets, PortNews, Service, Token, VERSION};
+use verbs_core::host::message::{
+    Hello, No, Packets, PortNews, Service, Token, VERSION, VERSION_LEAST,
+};
 use verbs_core::host::{Block, Message};
 use verbs_core::mad::TransactionId;
 use verbs_core::time::Instant;
@@ -44,12 +46,23 @@ pub(crate) fn hello_again(
     Message::Hello(Hello {
         lowest,
         highest,
+        token,
+        blocks: blocks.to_vec(),
+        ..first_words()
+    })
+}
+
+/// What a client says first that knows no features.
+pub(crate) fn first_words() -> Hello {
+    Hello {
+        lowest: VERSION_LEAST,
+        highest: VERSION,
         features: 0,
         addresses: vec![HERE],
         name: "test".into(),
-        token,
-        blocks: blocks.to_vec(),
-    })
+        token: [0; 16],
+        blocks: Vec::new(),
+    }
 }
 
 /// A packet of RC to that queue pair, its ICRC left out.

@@ -2,25 +2,20 @@
 
 use verbs_core::Qpn;
 use verbs_core::host::channel::FEATURE;
-use verbs_core::host::message::{Hello, VERSION, VERSION_LEAST};
+use verbs_core::host::message::Hello;
 use verbs_core::host::number::REST;
 use verbs_core::host::quota::Quota;
 use verbs_core::host::{Block, Channel, Message};
 use verbs_host::{ChannelEnd, Ended, Files};
 
-use crate::bed::{Bed, Client, HERE, USER, packet};
+use crate::bed::{Bed, Client, HERE, USER, first_words, packet};
 
 /// A client that knows channels.
 pub(crate) fn join(bed: &mut Bed) -> Client {
     let id = bed.daemon.enter(USER);
     let hello = Message::Hello(Hello {
-        lowest: VERSION_LEAST,
-        highest: VERSION,
         features: FEATURE | 1 << 60,
-        addresses: vec![HERE],
-        name: "test".into(),
-        token: [0; 16],
-        blocks: Vec::new(),
+        ..first_words()
     });
     bed.daemon.hear(bed.now, id, &hello.encode());
     let told = bed.told_of(id);

@@ -1,22 +1,17 @@
 //! Clients that receive from sockets of the network: the daemon says whose blocks have changed, and takes what was misled.
 
 use verbs_core::Qpn;
-use verbs_core::host::message::{Hello, Packets, SOCKETS, VERSION, VERSION_LEAST};
+use verbs_core::host::message::{Hello, Packets, SOCKETS};
 use verbs_core::host::{Block, Message};
 use verbs_host::{Ended, Files};
 
 use crate::away;
-use crate::bed::{self, Bed, Client, HERE, USER, packet, req};
+use crate::bed::{self, Bed, Client, HERE, USER, first_words, packet, req};
 
 fn join(bed: &mut Bed) -> Client {
     let hello = Message::Hello(Hello {
-        lowest: VERSION_LEAST,
-        highest: VERSION,
         features: SOCKETS,
-        addresses: vec![HERE],
-        name: "test".into(),
-        token: [0; 16],
-        blocks: Vec::new(),
+        ..first_words()
     });
     bed.join_as(USER, &hello).expect("it is welcome")
 }

@@ -1,9 +1,10 @@
 //! A port whose addresses belong to a daemon of the host: several processes share them.
 //!
 //! The daemon delivers a packet to the process that has its queue pair number: numbers are leased from it in blocks.
-//! Packets of the network pass through the daemon in both directions, over a Unix socket, unless it gives the process sockets
-//! of its own (`wire`). Between two processes of the host they do so only at first: with the first one, the daemon is asked for a *channel*, memory that the two share,
-//! and from then on they talk without the daemon, and without system calls while both are awake.
+//! Packets of the network pass through the daemon in both directions, over a Unix socket, unless it gives the process
+//! sockets of its own (`wire`). Between two processes of the host they do so only at first: with the first one, the
+//! daemon is asked for a *channel*, memory that the two share, and from then on they talk without the daemon, and without
+//! system calls while both are awake.
 //!
 //! A channel never reorders packets against those that were sent through the daemon before, and a neighbour that
 //! writes nonsense to it, stops reading, or dies at any moment harms no connection but its own.
@@ -31,8 +32,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, sockopt};
 use verbs_core::host::channel::FEATURE;
 use verbs_core::host::message::{
-    Hello, MESSAGE_MAX, No, PACKETS_MAX, Packets, PortNews, SOCKETS, Token, VERSION, VERSION_LEAST,
-    Welcome,
+    FEATURES, Hello, MESSAGE_MAX, No, PACKETS_MAX, Packets, PortNews, Token, VERSION,
+    VERSION_LEAST, Welcome,
 };
 use verbs_core::host::{Block, Channel as ChannelNews, HostPorts, Malformed, Message, Quota};
 use verbs_core::sync::Arc;
@@ -48,6 +49,7 @@ use crate::{
 pub use self::list::clients_of;
 pub use self::near::channel::channel_files;
 pub use self::near::inbound::{Bounds, Inbound, Taken};
+pub use self::packet::arrived;
 
 use self::line::Line;
 use self::near::channel::Channel;
@@ -163,7 +165,7 @@ impl Joining {
         let hello = Message::Hello(Hello {
             lowest: VERSION_LEAST,
             highest: VERSION,
-            features: FEATURE | SOCKETS,
+            features: FEATURES,
             addresses: addresses.to_vec(),
             name: name.to_owned(),
             token: Token::default(),
@@ -286,7 +288,7 @@ impl Joined {
             Message::Channel(news) => self.open_channel(news, files),
             Message::Socket(address) => {
                 // The system passes none on if too many are under way.
-                for socket in files.into_iter().take(1) {
+                if let Some(socket) = files.into_iter().next() {
                     self.wire.add(*address, socket, &self.waiter);
                 }
             }

@@ -1,6 +1,7 @@
 //! Packets in messages: of the daemon, and of channels.
 
 use std::net::IpAddr;
+use std::ops::Range;
 
 use verbs_core::Qpn;
 use verbs_core::host::message::Packets;
@@ -43,4 +44,29 @@ pub(super) fn hand_up(
 pub(super) fn dest_of(packet: &[u8]) -> Option<Qpn> {
     let bth = packet.first_chunk::<{ Bth::LEN }>()?;
     Some(BthView::of(bth).dest_qpn())
+}
+
+/// Whether a packet is for one of these queue pairs.
+pub(super) fn is_for(packet: &[u8], numbers: &[Range<u32>]) -> bool {
+    let dest = dest_of(packet).map(Qpn::value);
+    dest.is_some_and(|dest| numbers.iter().any(|numbers| numbers.contains(&dest)))
+}
+
+/// A packet that has come from the network, as a message carries it.
+pub fn arrived<'a>(arrival: &Arrival<'a>) -> Option<Packets<'a>> {
+    Some(Packets {
+        src: arrival.src,
+        dst: arrival.dst,
+        tclass: arrival.tclass,
+        hop_limit: 0,
+        sport: arrival.sport,
+        ident: match arrival.ident {
+            Ident::Known(ident) => Some(ident),
+            Ident::Hidden | Ident::Unsealed => None,
+        },
+        segment: u16::try_from(arrival.bytes.len())
+            .ok()
+            .filter(|&len| len > 0)?,
+        bytes: arrival.bytes,
+    })
 }

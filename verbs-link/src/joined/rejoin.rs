@@ -13,7 +13,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use verbs_core::Qpn;
 use verbs_core::host::channel::FEATURE;
-use verbs_core::host::message::{Hello, PortNews, SOCKETS, Token, VERSION, VERSION_LEAST, Welcome};
+use verbs_core::host::message::{
+    FEATURES, Hello, PortNews, Token, VERSION, VERSION_LEAST, Welcome,
+};
 use verbs_core::host::{Block, Message};
 use verbs_core::sync::Arc;
 
@@ -179,7 +181,7 @@ impl Joined {
         let hello = Message::Hello(Hello {
             lowest: VERSION_LEAST,
             highest: VERSION,
-            features: FEATURE | SOCKETS,
+            features: FEATURES,
             addresses: self.port.addresses.clone(),
             name: self.tie.name.clone(),
             token: self.tie.token,

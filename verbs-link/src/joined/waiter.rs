@@ -197,12 +197,11 @@ impl LineWaiter {
 
     fn arm(&self, sockets: &[Arc<OwnedFd>]) {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-        for (thread, socket) in sockets.iter().flat_map(|socket| {
-            let threads = [&self.engine, &self.beside];
-            threads.map(|thread| (thread, socket))
-        }) {
-            // A socket that has just gone has nothing.
-            let _ = epoll::modify(thread, socket, epoll::EventData::new_u64(WIRE), flags);
+        for socket in sockets {
+            for thread in [&self.engine, &self.beside] {
+                // A socket that has just gone has nothing.
+                let _ = epoll::modify(thread, socket, epoll::EventData::new_u64(WIRE), flags);
+            }
         }
     }
 

@@ -5,16 +5,14 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use verbs_core::Qpn;
 use verbs_core::host::Message;
-use verbs_core::host::message::Packets;
 
 use super::line::Line;
-use super::packet::dest_of;
+use super::packet::{arrived, is_for};
 use super::waiter::{LOOKS, LineWaiter};
 use crate::udp::interfaces::Interfaces;
 use crate::udp::sockets::Sockets;
-use crate::{Arrival, Burst, Feedback, Ident, LinkCounters, Refusal, Route, Sent};
+use crate::{Arrival, Burst, Feedback, LinkCounters, Refusal, Route, Sent};
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -157,29 +155,9 @@ impl Wire {
     }
 }
 
-/// Whether a packet is for one of these queue pairs.
-fn is_for(packet: &[u8], numbers: &[Range<u32>]) -> bool {
-    let dest = dest_of(packet).map(Qpn::value);
-    dest.is_some_and(|dest| numbers.iter().any(|numbers| numbers.contains(&dest)))
-}
-
 /// Hands a packet on to the daemon. If there is no room it is lost, as on any network.
 fn hand_on(arrival: &Arrival<'_>, line: &Line) {
-    let Ok(segment @ 1..) = u16::try_from(arrival.bytes.len()) else {
-        return;
-    };
-    let packets = Packets {
-        src: arrival.src,
-        dst: arrival.dst,
-        tclass: arrival.tclass,
-        hop_limit: 0,
-        sport: arrival.sport,
-        ident: match arrival.ident {
-            Ident::Known(ident) => Some(ident),
-            Ident::Hidden | Ident::Unsealed => None,
-        },
-        segment,
-        bytes: arrival.bytes,
-    };
-    let _ = line.send(&Message::Arrived(packets).encode());
+    if let Some(packets) = arrived(arrival) {
+        let _ = line.send(&Message::Arrived(packets).encode());
+    }
 }

@@ -9,7 +9,9 @@ use verbs_wire::{
     Bth, BthFlags, Deth, Extended, Head, Opcode, Operation, Packet, ROCE_PORT, Seal, Service,
 };
 
-use crate::link::{Arrival, Burst, Change, Ident, PacketLink, Route, Sent};
+use crate::link::{Burst, Change, PacketLink, Route, Sent};
+
+pub use verbs_link::arrived;
 
 /// Bytes of the packet of a management datagram, its headers and a margin.
 const MAD_PACKET_MAX: usize = 512;
@@ -52,25 +54,6 @@ pub fn transmit(link: &mut dyn PacketLink, packets: &Packets<'_>) -> bool {
         bytes: packets.bytes,
     };
     link.transmit(&burst) == Sent::Gone
-}
-
-/// A packet that has come, as clients get it.
-pub fn arrived<'a>(arrival: &Arrival<'a>) -> Option<Packets<'a>> {
-    Some(Packets {
-        src: arrival.src,
-        dst: arrival.dst,
-        tclass: arrival.tclass,
-        hop_limit: 0,
-        sport: arrival.sport,
-        ident: match arrival.ident {
-            Ident::Known(ident) => Some(ident),
-            Ident::Hidden | Ident::Unsealed => None,
-        },
-        segment: u16::try_from(arrival.bytes.len())
-            .ok()
-            .filter(|&len| len > 0)?,
-        bytes: arrival.bytes,
-    })
 }
 
 /// A management datagram from one address to another as a packet: from queue pair 1 to queue pair 1, with its check sum.

@@ -84,7 +84,7 @@ fn keep_alive(held: &mut Held, stop: &mut Stop) -> Result<ExitStatus, HostError>
         let Some(pause) = crashes.one_more(begun.elapsed()) else {
             return Err(HostError::Crashes(ended));
         };
-        // Nobody may read this.
+        // Its reader may have gone.
         let _ = writeln!(
             io::stderr(),
             "verbs host: the daemon has crashed ({ended}), and is started again"
@@ -97,7 +97,7 @@ fn keep_alive(held: &mut Held, stop: &mut Stop) -> Result<ExitStatus, HostError>
 #[derive(Debug, Default)]
 struct Crashes {
     any: bool,
-    /// In a row, each right after the start.
+    /// The last ones, each of which came right after a start.
     at_once: u32,
 }
 

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use verbs_core::host::channel::Head;
 use verbs_core::host::message::Packets;
-use verbs_wire::{Bth, BthView, ROCE_PORT};
+use verbs_wire::ROCE_PORT;
 
+use crate::joined::packet::is_for;
 use crate::ring::{Bell, Broken, Reader, Shared, Watch};
 
 /// The most packets of a burst to another process of the host.
@@ -83,11 +84,7 @@ impl<S: Shared> Inbound<S> {
             return Err(Broken);
         }
         let is_ours = |address| bounds.addresses.contains(address);
-        let fits = |bytes: &[u8]| {
-            let bth = bytes.first_chunk::<{ Bth::LEN }>();
-            let dest = bth.map(|bth| BthView::of(bth).dest_qpn().value());
-            dest.is_some_and(|dest| bounds.numbers.iter().any(|numbers| numbers.contains(&dest)))
-        };
+        let fits = |bytes: &[u8]| is_for(bytes, bounds.numbers);
         let may = is_ours(&packets.src) && is_ours(&packets.dst) && packets.packets().all(fits);
         if !may {
             return Ok(Some(Taken::Refused));

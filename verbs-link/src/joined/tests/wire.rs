@@ -4,6 +4,7 @@ use super::near::{PATIENCE, arrived, is_quiet, packet, say_with, start, texts, u
 use super::rejoin::{next_daemon, rejoining, welcome};
 use super::*;
 use crate::{LinkError, Steering, Udp};
+use verbs_core::host::message::SOCKETS;
 
 /// The block of the port, and one of another program.
 const OURS: u16 = 5;

@@ -58,6 +58,17 @@ pub(in crate::udp) enum Discovery {
 }
 
 impl Endpoint {
+    fn new(address: IpAddr, scope: u32, socket: OwnedFd) -> Self {
+        Self {
+            address,
+            scope,
+            socket: Arc::new(socket),
+            echo_looks: 0,
+            has_errors: false,
+            lot: 1,
+        }
+    }
+
     /// A socket at that address; `index` is the interface that it belongs to.
     pub(in crate::udp) fn bind(
         address: IpAddr,
@@ -78,14 +89,7 @@ impl Endpoint {
         })?;
         leave_by(&socket, address, index).map_err(failed)?;
         report_errors(&socket, address).map_err(failed)?;
-        Ok(Self {
-            address,
-            scope,
-            socket: Arc::new(socket),
-            echo_looks: 0,
-            has_errors: false,
-            lot: 1,
-        })
+        Ok(Self::new(address, scope, socket))
     }
 
     /// A socket at that address that another process of this program has bound.
@@ -94,14 +98,7 @@ impl Endpoint {
             SocketAddr::V6(bound) => bound.scope_id(),
             SocketAddr::V4(_) => 0,
         };
-        Ok(Self {
-            address,
-            scope,
-            socket: Arc::new(socket),
-            echo_looks: 0,
-            has_errors: false,
-            lot: 1,
-        })
+        Ok(Self::new(address, scope, socket))
     }
 
     /// A further socket at the same address: the two are a group, in which the system has to be told which one receives a
@@ -144,14 +141,7 @@ impl Endpoint {
             IpAddr::V4(_) => 0,
         };
         bind(&socket, &socket_address(group, ROCE_PORT, scope))?;
-        Ok(Self {
-            address: group,
-            scope,
-            socket: Arc::new(socket),
-            echo_looks: 0,
-            has_errors: false,
-            lot: 1,
-        })
+        Ok(Self::new(group, scope, socket))
     }
 
     pub(in crate::udp) fn socket(&self) -> &Arc<OwnedFd> {
