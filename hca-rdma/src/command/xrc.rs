@@ -25,6 +25,10 @@ pub(super) fn raw_xrcd(xrcd: &XrcdCore) -> Result<Arc<sys::Xrcd>, Error> {
 }
 
 pub(super) fn alloc(nic: &Shared, args: AllocXrcd) -> Result<Xrcd, Error> {
+    if args.name.is_some() {
+        // The library wants the file itself.
+        return Err(Error::Unsupported(Attr::Xrcd));
+    }
     let domain = sys::Xrcd::open(&nic.context).map_err(error)?;
     nic.counts.xrcds.up();
     Ok(args.build(nic.number() as u32, Box::new(Slot::new(domain))))

@@ -22,6 +22,10 @@
 //! # }).unwrap();
 //! ```
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
 use crate::addr::Qpn;
 use crate::device::{Device, DeviceCore};
 #[cfg(doc)]
@@ -51,10 +55,36 @@ pub struct XrcdCore {
 core!(XrcdCore { device });
 handle!(Xrcd, XrcdCore, DeallocXrcd);
 
+/// The name of a domain that several programs share: a file, as with `ibv_open_xrcd`. Programs that have the file open the
+/// same domain. Its content and its path mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct XrcdName {
+    /// The number of the file's device.
+    pub device: u64,
+    /// The file's number on it.
+    pub inode: u64,
+}
+
+impl XrcdName {
+    /// The name that a file stands for.
+    ///
+    /// # Errors
+    /// What the system says when it is asked about the file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let about = file.metadata()?;
+        Ok(Self {
+            device: about.dev(),
+            inode: about.ino(),
+        })
+    }
+}
+
 /// Allocates a domain; arguments of the verb.
 #[derive(Debug)]
 pub struct AllocXrcd {
     device: Child<DeviceCore>,
+    /// Under which name other programs find it; `None` for a domain of this program alone.
+    pub name: Option<XrcdName>,
 }
 
 /// Creates a target queue pair; arguments of the verb.
@@ -110,8 +140,42 @@ impl Device {
     /// [`Error::Exhausted`] at the device's `max_xrcd`, [`Error::NoCapability`] where the device has no
     /// such connections.
     pub fn alloc_xrcd(&self) -> Request<'_, AllocXrcd> {
+        self.xrcd_of(None)
+    }
+
+    /// Opens the domain that a file names, and allocates it if nobody has.
+    ///
+    /// All who open it with the same file, in this process or in another one that shares the device, have one domain: a
+    /// request that arrives at a target of one of them may name a shared receive queue of another. The domain ends with the
+    /// last handle. A target ends with the process that has created it.
+    ///
+    /// On the software HCA, processes share a device when they are programs of one `verbs host`, at one address. Elsewhere
+    /// only the process itself shares it. RDMA NICs by `hca-rdma` answer [`Error::Unsupported`].
+    ///
+    /// ```no_run
+    /// # use futures::executor::block_on;
+    /// # use std::fs::File;
+    /// # use std::sync::Arc;
+    /// # use verbs_core::testing::Null;
+    /// # use verbs_core::{Device, xrcd::XrcdName};
+    /// # block_on(async {
+    /// # let device = Device::open(Arc::new(Null::default())).await?;
+    /// let file = File::open("/tmp/job-17").expect("the job's file");
+    /// let domain = device.open_xrcd(XrcdName::of(&file).expect("a file")).await?;
+    /// # Ok::<(), verbs_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Device::alloc_xrcd`]; [`Error::Unsupported`] where the device has no shared domains.
+    pub fn open_xrcd(&self, name: XrcdName) -> Request<'_, AllocXrcd> {
+        self.xrcd_of(Some(name))
+    }
+
+    /// Allocates a domain, or opens the one of that name.
+    pub fn xrcd_of(&self, name: Option<XrcdName>) -> Request<'_, AllocXrcd> {
         let device = Child::new(self.core(), ObjectKind::Xrcd);
-        Request::new(self.core(), AllocXrcd { device })
+        Request::new(self.core(), AllocXrcd { device, name })
     }
 }
 

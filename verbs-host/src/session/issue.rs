@@ -66,7 +66,9 @@ pub(super) fn on_device(device: &Device, call: Call, done: Done) {
             make(done, request, Object::Cq, Answer::CreateCq);
         }
         Call::AllocPd {} => make(done, device.alloc_pd(), Object::Pd, Answer::AllocPd),
-        Call::AllocXrcd {} => make(done, device.alloc_xrcd(), Object::Xrcd, Answer::AllocXrcd),
+        Call::AllocXrcd { name } => {
+            make(done, device.xrcd_of(name), Object::Xrcd, Answer::AllocXrcd);
+        }
         Call::BindCm { .. } => done.refuse(Error::Unsupported(Attr::Verb)),
         Call::CallExtension { .. } => done.refuse(Error::Unsupported(Attr::Extension)),
         _ => done.refuse(Error::AccessDenied),

@@ -12,6 +12,7 @@ use crate::mw::{MwInfo, MwRange};
 use crate::qp_attr::{AltPath, Av, GlobalRoute, MigState, QpAttr, QpCap, QpInfo};
 use crate::qp_state::QpType;
 use crate::srq::SrqAttr;
+use crate::xrcd::XrcdName;
 
 /// An object that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,7 @@ encode! {
     struct QpInfo { state, attr, cap, sq_sig_all, sq_draining }
     struct SrqAttr { max_wr, max_sge, srq_limit }
     struct CqInfo { cqe, moderation_count, moderation_period_us, overrun }
+    struct XrcdName { device, inode }
     struct MwRange { addr, len, access, qpn }
     struct MwInfo { rkey, window_type, bound }
     struct MrInfo { lkey, rkey, iova, len, access }

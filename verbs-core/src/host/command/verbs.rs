@@ -18,6 +18,7 @@ use crate::mw::MwInfo;
 use crate::qp_attr::{Av, QpAttr, QpCap, QpInfo};
 use crate::qp_state::QpType;
 use crate::srq::SrqAttr;
+use crate::xrcd::XrcdName;
 
 /// Makes both enums, and their bytes, of one table: the verbs of `verb/kind.rs`, each with its arguments and its result.
 macro_rules! calls {
@@ -84,7 +85,7 @@ calls! {
     CallExtension { name: String, input: Vec<u8> } => Vec<u8>;
     AllocPd {} => Made;
     DeallocPd { when_idle: bool } => ();
-    AllocXrcd {} => Made;
+    AllocXrcd { name: Option<XrcdName> } => Made;
     DeallocXrcd { when_idle: bool } => ();
     CreateCq { cqe: u32, comp_vector: u32, timestamps: bool } => Made;
     QueryCq {} => CqInfo;
