@@ -103,6 +103,11 @@ pub const TARGETS: &[Target] = &[
         once!(verbs_wire::fuzz::header),
     ),
     parser(
+        "target-message",
+        "verbs-wire/fuzz/corpus/target-message",
+        once!(verbs_wire::fuzz::target_message),
+    ),
+    parser(
         "mpa-startup",
         "verbs-wire/fuzz/corpus/mpa-startup",
         once!(verbs_wire::iwarp::fuzz::mpa_startup),

@@ -53,6 +53,7 @@ targets! {
     datagram = "datagram",
     frame = "frame",
     header = "header",
+    target_message = "target-message",
     mpa_startup = "mpa-startup",
     fpdu = "fpdu",
     port_mapper = "port-mapper",

@@ -23,6 +23,7 @@ const FUZZED: &[(&str, &[&str])] = &[
     ("verbs-wire/src/pcap.rs", &["capture"]),
     ("hca-sim/src/transport/iwarp/", &["iwarp"]),
     ("hca-sim/src/transport/", &["hca"]),
+    ("verbs-wire/src/target.rs", &["target-message"]),
     (
         "verbs-wire/src/iwarp/",
         &["mpa-startup", "fpdu", "port-mapper"],

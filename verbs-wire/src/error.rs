@@ -109,6 +109,9 @@ pub enum WireError {
         /// The value that agrees with the rest.
         expected: usize,
     },
+    /// The bytes are no message about a shared target.
+    #[error("no message about a shared target queue pair")]
+    TargetMessage,
 
     // --- the caller ---
     /// The opcode requires other extended headers than were given.

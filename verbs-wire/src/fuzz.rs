@@ -8,6 +8,7 @@ use std::fmt::{self, Debug, Write};
 use std::net::Ipv4Addr;
 
 use crate::bth::pad_len;
+use crate::target::TargetMessage;
 use crate::{
     Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthView, Deth,
     DethView, Envelope, Feth, FethView, Frame, Grh, GrhView, Head, Headers, Icrc, Ieth, IethView,
@@ -57,6 +58,17 @@ pub fn packet(bytes: &[u8]) -> Outcome {
     let covered = bytes.len() - Icrc::LEN;
     assert_eq!(emitted[..covered], expected[..covered]);
     Outcome::Accepted
+}
+
+/// A message about a shared target. If it is accepted, writing it again gives the same bytes.
+pub fn target_message(bytes: &[u8]) -> Outcome {
+    match TargetMessage::parse(bytes) {
+        Ok(message) => {
+            assert_eq!(message.emit(), bytes);
+            Outcome::Accepted
+        }
+        Err(error) => refused(error),
+    }
 }
 
 /// An IP packet. If it is accepted, its ICRC is right, and writing it again gives the same bytes, except reserved

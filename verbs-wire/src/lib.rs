@@ -4,7 +4,8 @@
 //! links send and receive packets with it; a sniffer or a test can use it alone. Management datagrams are in
 //! `verbs_core::mad`, the connection manager's messages in `verbs-cm`. [`ib`] has the transport's headers,
 //! [`route`] InfiniBand's routing headers, [`roce`] RoCEv2's replacement for them, [`iwarp`] the frames of RDMA
-//! over TCP, and [`pcap`] writes captures that Wireshark reads.
+//! over TCP, and [`pcap`] writes captures that Wireshark reads. [`target`] is what HCAs of one host say to each other about
+//! a queue pair that they share.
 //!
 //! Formats have two levels. A *view* (`BthView`, `RethView`, ...) borrows bytes: its constructor checks the
 //! length, its getters cannot fail afterwards, and it can print any content. A *repr* (`Bth`, `Reth`, ...) is a
@@ -57,6 +58,7 @@ pub mod iwarp;
 pub mod pcap;
 pub mod roce;
 pub mod route;
+pub mod target;
 
 pub use ib::{aeth, atomic, bth, datagram, flush, imm, opcode, packet, reth};
 pub use roce::{envelope, icrc, seal};

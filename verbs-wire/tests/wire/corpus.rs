@@ -42,6 +42,11 @@ fn frames() {
     replay_ib("frame", fuzz::frame);
 }
 
+#[test]
+fn messages_about_shared_targets() {
+    replay_ib("target-message", fuzz::target_message);
+}
+
 /// The same for the formats of iWARP, which have other errors.
 fn replay_iwarp(target: &str, run: fn(&[u8]) -> iwarp::Outcome) {
     replay(target, |bytes| run(bytes).is_accepted());
