@@ -497,12 +497,13 @@ impl PacketLink for Joined {
         packets += self.receive_near(sink);
         let Self {
             wire,
+            port,
             numbers,
             line,
             waiter,
             ..
         } = self;
-        packets += wire.receive(numbers, line, waiter, sink);
+        packets += wire.receive((&port.addresses, numbers), line, waiter, sink);
         self.counters.packets_received += packets as u64;
         packets
     }

@@ -21,6 +21,8 @@ pub(super) struct Wire {
     sockets: Option<Sockets>,
     /// Nothing is known of the interfaces: the daemon may be in another namespace.
     local: Interfaces,
+    /// Packets that claimed to be from this host.
+    forged: u64,
     /// Calls of [`receive`](Self::receive) that look at the sockets, before they are left to threads that wait.
     looks: u32,
 }
@@ -75,10 +77,12 @@ impl Wire {
         Some(sockets.transmit(&self.local, burst))
     }
 
-    /// Receives packets for these queue pair numbers; others are handed on to the daemon. Returns how many came.
+    /// Receives packets for these queue pair numbers; others are handed on to the daemon. Packets from one of `addresses`, the
+    /// host's own, are dropped: what its programs send each other does not come from the network, so the address is forged.
+    /// Returns how many came.
     pub(super) fn receive(
         &mut self,
-        numbers: &[Range<u32>],
+        (addresses, numbers): (&[IpAddr], &[Range<u32>]),
         line: &Line,
         waiter: &LineWaiter,
         sink: &mut dyn FnMut(&Arrival<'_>),
@@ -95,14 +99,19 @@ impl Wire {
         if self.looks == 0 {
             return 0;
         }
-        let mut misled = 0;
+        let (mut misled, mut forged) = (0, 0);
         let came = sockets.receive(&self.local, &mut |arrival| {
-            if is_for(arrival.bytes, numbers) {
+            let is_forged = addresses.contains(&arrival.src);
+            if is_for(arrival.bytes, numbers) && !is_forged {
                 return sink(arrival);
             }
             misled += 1;
-            hand_on(arrival, line);
+            match is_forged {
+                true => forged += 1,
+                false => hand_on(arrival, line),
+            }
         });
+        self.forged += forged;
         match came {
             0 => {
                 self.looks -= 1;
@@ -144,7 +153,7 @@ impl Wire {
             blocked: own.blocked + other.blocked,
             send_errors: own.send_errors + other.send_errors,
             send_errno: own.send_errno.or(other.send_errno),
-            receive_errors: own.receive_errors + other.receive_errors,
+            receive_errors: own.receive_errors + other.receive_errors + self.forged,
             // Those that were handed on are another's.
             packets_received: other.packets_received,
             shared_sent: other.shared_sent,

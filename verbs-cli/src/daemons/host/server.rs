@@ -263,7 +263,11 @@ impl Shared {
         let now = self.now();
         let Self { daemon, link, .. } = self;
         link.receive(&mut |arrival| {
-            if let Some(packets) = arrived(arrival) {
+            // What programs of this host send each other does not come from the network, but for groups: so the address is
+            // forged.
+            let is_ours = daemon.port().addresses.contains(&arrival.src);
+            let is_forged = is_ours && !arrival.dst.is_multicast();
+            if let Some(packets) = arrived(arrival).filter(|_| !is_forged) {
                 daemon.arrive(now, &packets);
             }
         });

@@ -4,7 +4,9 @@ use super::near::{PATIENCE, arrived, is_quiet, packet, say_with, start, texts, u
 use super::rejoin::{next_daemon, rejoining, welcome};
 use super::*;
 use crate::{LinkError, Steering, Udp};
+use std::net::UdpSocket;
 use verbs_core::host::message::SOCKETS;
+use verbs_wire::ROCE_PORT;
 
 /// The block of the port, and one of another program.
 const OURS: u16 = 5;
@@ -154,6 +156,27 @@ fn packets_of_the_network_pass_by_the_daemon() {
     assert_eq!(packets.bytes, packet(qpn(OTHERS, 3), b"misled"));
     let counters = wired.bed.link.counters();
     assert_eq!((counters.packets_sent, counters.packets_received), (3, 1));
+}
+
+/// Goal: a packet of the network that claims to come from this host's own address is dropped, whomever it is for: what programs of
+/// the host send each other does not come from there.
+#[test]
+fn a_forged_packet_of_a_neighbour_is_dropped() {
+    let mut wired = Wired::new(30);
+    let [here, _] = wired.addresses();
+    // From another port number, as any process of the machine can.
+    let forger = UdpSocket::bind((here, 0)).expect("it is free");
+    for number in [qpn(OURS, 3), qpn(OTHERS, 3)] {
+        let bytes = packet(number, b"forged");
+        forger
+            .send_to(&bytes, (here, ROCE_PORT))
+            .expect("it is sent");
+    }
+    until("two packets that are dropped", || {
+        assert!(texts(&mut wired.bed.link).is_empty());
+        wired.bed.link.counters().receive_errors == 2
+    });
+    assert!(is_quiet(&wired.bed));
 }
 
 /// Goal: a burst with a datagram of management passes through the daemon as a whole, as its packets are numbered.
