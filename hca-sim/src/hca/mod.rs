@@ -385,6 +385,7 @@ impl Provider for Hca {
 
     fn cancel(&self, id: RequestId) {
         verbs::cm::cancel(&self.port, id);
+        verbs::xrc::cancel(&self.port, id);
     }
 
     fn extensions(&self) -> &[ExtensionInfo] {

@@ -3,10 +3,11 @@
 //! It hands out what makes ports and queue pairs known to each other, and does not look into what it lists: `Q` is a queue
 //! pair. The lock on the lists is the one under which the fit of two queue pairs is decided.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use verbs_core::device::local_guid;
+use verbs_core::host::Block;
 use verbs_core::mem::Span;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
@@ -24,6 +25,13 @@ pub(crate) const LID_MAX: u16 = 0xbfff;
 /// Queue pair numbers below this have a meaning of their own.
 const QPN_MIN: u32 = 0x10;
 const QPN_END: u32 = Qpn::MULTICAST.value();
+
+/// The number at which other programs of the host reach the one that a number belongs to: the last of its block. No queue pair
+/// has it. `None` for numbers that belong to no program.
+pub(crate) fn door_of(number: Qpn) -> Option<Qpn> {
+    let block = Block::of(number).filter(|block| *block != Block::DAEMON)?;
+    Some(Qpn::new(block.qpns().end - 1))
+}
 
 /// See the module's documentation.
 pub(crate) struct Directory<Q> {
@@ -44,6 +52,8 @@ pub(crate) struct Links<Q> {
     rng: Rng,
     ports: BTreeMap<Lid, Gid>,
     queue_pairs: BTreeMap<(Lid, Qpn), Arc<Q>>,
+    /// Numbers that stand for something else than queue pairs.
+    reserved: BTreeSet<(Lid, Qpn)>,
     next_lid: u16,
 }
 
@@ -54,6 +64,7 @@ impl<Q> Directory<Q> {
             rng: Rng::new(seed),
             ports: BTreeMap::new(),
             queue_pairs: BTreeMap::new(),
+            reserved: BTreeSet::new(),
             next_lid: 1,
         };
         Self {
@@ -134,6 +145,7 @@ impl<Q> Links<Q> {
     pub(crate) fn detach(&mut self, lid: Lid) {
         self.ports.remove(&lid);
         self.queue_pairs.retain(|&(at, _), _| at != lid);
+        self.reserved.retain(|&(at, _)| at != lid);
     }
 
     /// The port is found by another GID from now on.
@@ -151,23 +163,47 @@ impl<Q> Links<Q> {
         ranges: &[Range<u32>],
         make: impl FnOnce(Qpn) -> Arc<Q>,
     ) -> Option<Arc<Q>> {
+        let qpn = self.draw(lid, ranges)?;
+        let qp = make(qpn);
+        self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
+        Some(qp)
+    }
+
+    /// A number that nothing at the port has, from one of `ranges` if there are any; `None` if the port has been removed.
+    fn draw(&mut self, lid: Lid, ranges: &[Range<u32>]) -> Option<Qpn> {
         if !self.ports.contains_key(&lid) {
             return None;
         }
-        let qpn = loop {
+        loop {
             let range = match ranges {
                 [] => QPN_MIN..QPN_END,
                 [only] => only.clone(),
                 several => several[self.rng.within(0..several.len() as u32) as usize].clone(),
             };
-            let qpn = Qpn::new(self.rng.within(range));
-            if !self.queue_pairs.contains_key(&(lid, qpn)) {
-                break qpn;
+            let at = (lid, Qpn::new(self.rng.within(range)));
+            let is_taken = self.queue_pairs.contains_key(&at) || self.reserved.contains(&at);
+            if !is_taken && (ranges.is_empty() || door_of(at.1) != Some(at.1)) {
+                return Some(at.1);
             }
-        };
-        let qp = make(qpn);
-        self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
-        Some(qp)
+        }
+    }
+
+    /// A number that no queue pair gets; `None` if the port has been removed.
+    pub(crate) fn reserve(&mut self, lid: Lid, ranges: &[Range<u32>]) -> Option<Qpn> {
+        let qpn = self.draw(lid, ranges)?;
+        self.reserved.insert((lid, qpn));
+        Some(qpn)
+    }
+
+    /// How many numbers of the port are reserved.
+    pub(crate) fn reserved(&self, lid: Lid) -> u32 {
+        let range = (lid, Qpn::new(0))..=(lid, Qpn::MULTICAST);
+        self.reserved.range(range).count() as u32
+    }
+
+    /// A queue pair may have that number again.
+    pub(crate) fn release(&mut self, lid: Lid, qpn: Qpn) {
+        self.reserved.remove(&(lid, qpn));
     }
 
     pub(crate) fn leave(&mut self, lid: Lid, qpn: Qpn) {

@@ -8,7 +8,7 @@ pub mod host;
 mod hub;
 mod loopback;
 
-pub(crate) use directory::{Directory, LID_MAX, Links};
+pub(crate) use directory::{Directory, LID_MAX, Links, door_of};
 pub(crate) use hub::HubPort;
 pub use loopback::Loopback;
 #[doc(no_inline)]

@@ -1,5 +1,7 @@
 //! Packets that arrive: they are checked, and delivered to their queue pairs.
 
+use std::ops::Range;
+
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::{AcqRel, Acquire};
 use verbs_core::{Gid, Psn, Qpn};
@@ -12,6 +14,20 @@ use crate::port::driver::{Driver, Reception, TurnTime, Work};
 use crate::qp::QueuePair;
 use crate::transport::Incoming;
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
+
+/// What queue pairs do about targets that visit other programs. A trait, because a port knows no more of them.
+pub(crate) trait Visits: Sized {
+    /// A packet has arrived that no queue pair has the number of. Returns the queue pair that takes it after all.
+    fn arrived_for_target(
+        port: &Arc<Port>,
+        packet: &Incoming<'_>,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> Option<Arc<Self>>;
+
+    /// Programs with these numbers have ended.
+    fn programs_gone(port: &Arc<Port>, qpns: &Range<u32>, effects: &mut Effects);
+}
 
 impl Driver {
     /// Takes in what has arrived; the queue pairs that it was for are busy then. Returns whether anything arrived.
@@ -59,6 +75,9 @@ impl Driver {
             }
         }
         while let Some(qpns) = link.gone() {
+            if let Some(me) = self.port() {
+                QueuePair::programs_gone(&me, &qpns, effects);
+            }
             let (all, now) = (port.link.lock().of_port(port.lid), time.now());
             busy.extend(
                 all.into_iter()
@@ -130,7 +149,7 @@ impl Driver {
             None
         };
         let Some(qp) = known.or_else(|| port.link.lock().of(port.lid, qpn)) else {
-            counters.strangers.up();
+            Self::arrived_for_nobody(port, &packet, now, busy, effects);
             return None;
         };
         if last.0 != qpn {
@@ -143,6 +162,24 @@ impl Driver {
             busy.push(qp);
         }
         acknowledged(packet.head)
+    }
+
+    /// A packet for a number that no queue pair has: of another program of the host, about a target, or a stray.
+    #[cold]
+    fn arrived_for_nobody(
+        port: &Port,
+        packet: &Incoming<'_>,
+        now: Instant,
+        busy: &mut Vec<Arc<QueuePair>>,
+        effects: &mut Effects,
+    ) {
+        let me = port.driver().and_then(Driver::port);
+        let qp = me.and_then(|me| QueuePair::arrived_for_target(&me, packet, now, effects));
+        match qp {
+            Some(qp) if qp.worker.listed.set() => busy.push(qp),
+            Some(_) => {}
+            None => port.counters.strangers.up(),
+        }
     }
 
     /// A packet for a multicast group: every queue pair that is attached to it takes a copy.

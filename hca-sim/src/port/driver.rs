@@ -550,6 +550,11 @@ impl Driver {
         }
     }
 
+    /// Its port, where other processes have numbers of the port's addresses too.
+    pub(super) fn port(&self) -> Option<Arc<Port>> {
+        self.me.get().filter(|_| !self.has_all_numbers)?.upgrade()
+    }
+
     /// The queue pair numbers that may be used, if other processes have the rest; `used` of them are in use.
     pub(crate) fn numbers(&self, used: usize) -> Option<Vec<Range<u32>>> {
         if self.has_all_numbers {

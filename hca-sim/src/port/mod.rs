@@ -3,7 +3,7 @@
 //! [`sma`] and [`pma`] answer subnet and performance management for the ports of a node. They are plain functions over
 //! bytes: the receiver of a datagram calls them, and gets the answer.
 
-mod arrivals;
+pub(crate) mod arrivals;
 mod calls;
 mod driver;
 pub(crate) mod features;

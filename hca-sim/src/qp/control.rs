@@ -39,6 +39,25 @@ fn check_depth(attr: Attr, wanted: Option<u32>, ring: Option<Filled>) -> Result<
     }
 }
 
+/// From RESET to RTS at once: a target of another program comes for a visit, and has these attributes.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(super) fn visited(qp: &QueuePair, attr: &QpAttr) -> Result<(), Error> {
+    let _links = qp.port.link.lock();
+    qp.allocate(QpState::Init)?;
+    // Nothing is taken away, so no thread is waited for.
+    let _ = qp.apply(QpState::Reset, QpState::Rts, attr);
+    Ok(())
+}
+
+/// The target of another program does not come again, and no packets find it any longer.
+pub(super) fn retire(qp: &Arc<QueuePair>) {
+    let links = qp.port.link.lock();
+    let touched = qp.take_away(&links, flag::GONE);
+    qp.close(links, touched);
+}
+
 impl QueuePair {
     /// The verb of that name.
     pub(crate) fn modify(self: &Arc<Self>, command: Command<'_, ModifyQp>) {

@@ -8,6 +8,7 @@ use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::qp::pairing::queue_pairs_on;
 use crate::qp::recall;
+use crate::qp::worker::target;
 use crate::queue::base::events::{Job, QpEvents};
 use crate::queue::cq::CqRing;
 
@@ -50,6 +51,7 @@ impl QpEvents for QueuePair {
             for core in self.port.xrc.owners(self.qpn) {
                 event.raise_for(&core);
             }
+            target::tell_holders(self, event);
         } else if let Some(core) = self.core.get().and_then(Weak::upgrade) {
             event.raise_for(&core);
         }

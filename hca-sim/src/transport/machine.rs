@@ -44,6 +44,14 @@ impl Machine {
         }
     }
 
+    /// The machine of a reliable connection, extended or not, if it is one.
+    pub(crate) fn rc(&mut self) -> Option<&mut Rc> {
+        match self {
+            Self::Rc(rc) => Some(rc),
+            _ => None,
+        }
+    }
+
     /// The machine of a queue pair of that type and those sizes, as in RESET, with all memory that it will ever need.
     ///
     /// # Errors

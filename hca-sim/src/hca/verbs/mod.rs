@@ -11,7 +11,7 @@ mod srq;
 #[cfg(all(test, not(verbs_loom)))]
 mod tests;
 mod windows;
-mod xrc;
+pub(super) mod xrc;
 
 use verbs_core::{AnyCommand, Attr, Error, Why};
 

@@ -14,7 +14,7 @@ use verbs_core::{
 
 use crate::hca::Hca;
 use crate::hca::verbs::srq::shared_receives;
-use crate::hca::verbs::{check_sizes, mismatch};
+use crate::hca::verbs::{check_sizes, mismatch, xrc};
 use crate::port::Driver;
 use crate::post::recv::RecvPoster;
 use crate::post::send::Poster;
@@ -53,7 +53,7 @@ pub(super) fn create_qp(hca: &Hca, command: Command<'_, CreateQp>) {
 pub(super) fn modify_qp(command: Command<'_, ModifyQp>) {
     match queue_pair(command.target().base()) {
         Some(qp) => qp.modify(command),
-        None => command.complete(Err(Error::DeviceFailed)),
+        None => command.complete(Err(elsewhere())),
     }
 }
 
@@ -61,7 +61,12 @@ pub(super) fn query_qp(command: Command<'_, QueryQp>) {
     let info = queue_pair(command.target().base()).map(|qp| qp.query());
     let (args, reply) = command.split();
     let info = info.map(|info| args.answer(info));
-    reply.complete(info.ok_or(Error::DeviceFailed));
+    reply.complete(info.ok_or(elsewhere()));
+}
+
+/// A target of another program changes there.
+const fn elsewhere() -> Error {
+    Error::Unsupported(Attr::TargetQpn)
 }
 
 pub(super) fn resize_qp(hca: &Hca, command: Command<'_, ResizeQp>) {
@@ -80,15 +85,21 @@ pub(super) fn destroy_qp(hca: &Hca, command: Command<'_, DestroyQp>) {
     match qp {
         // Another client has opened it too.
         Some(qp)
-            if qp.qp_type == QpType::XrcRecv && !hca.port.xrc.closed(qp.qpn, command.target()) =>
+            if qp.qp_type == QpType::XrcRecv
+                && !hca.port.xrc.drop_handle(qp.qpn, command.target()) =>
         {
+            command.complete(Ok(()));
+        }
+        // Another program has.
+        Some(qp) if qp.qp_type == QpType::XrcRecv && hca.port.xrc.opened.orphan(qp.qpn) => {
+            hca.tables.lock().queue_pairs -= 1;
             command.complete(Ok(()));
         }
         Some(qp) => {
             hca.tables.lock().queue_pairs -= 1;
             qp.destroy(command);
         }
-        None => command.complete(Ok(())),
+        None => xrc::close_elsewhere(hca, command),
     }
 }
 
@@ -219,8 +230,8 @@ fn enter(hca: &Hca, init: Init) -> Result<Arc<QueuePair>, Error> {
 
 /// The queue pair numbers that may be drawn, where other processes have the rest: they are more than the queue
 /// pairs.
-fn numbers(hca: &Hca) -> Result<Vec<Range<u32>>, Error> {
-    let used = hca.tables.lock().queue_pairs;
+pub(super) fn numbers(hca: &Hca) -> Result<Vec<Range<u32>>, Error> {
+    let used = hca.tables.lock().queue_pairs + hca.port.link.lock().reserved(hca.port.lid);
     let Some(numbers) = hca
         .port
         .driver()

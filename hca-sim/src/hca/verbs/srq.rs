@@ -3,10 +3,11 @@
 use verbs_core::command::Command;
 use verbs_core::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq, SrqCore};
 use verbs_core::sync::Arc;
-use verbs_core::{Attr, DeviceCap, Error, Srqn, Target, Why};
+use verbs_core::{Attr, DeviceCap, Error, Qpn, Srqn, Target, Why};
 
 use crate::hca::Hca;
-use crate::hca::verbs::{check_sizes, mismatch};
+use crate::hca::verbs::qp::numbers;
+use crate::hca::verbs::{check_sizes, mismatch, xrc};
 use crate::queue::base::events::WaitsForCq;
 use crate::queue::base::limits::{self, MAX_SGE};
 use crate::queue::cq::CqRing;
@@ -45,32 +46,55 @@ fn make_srq(
         return Err(zero(Attr::MaxSrqWr));
     }
     let pd = command.target().base().id().number;
-    let number = hca.tables.lock().srqs.insert(())?;
-    let made = xrc_srq(hca, command, number).and_then(|xrc| {
+    let slot = hca.tables.lock().srqs.insert(())?;
+    let made = xrc_srq(hca, command, slot).and_then(|xrc| {
+        let number = xrc.as_ref().map(|xrc| xrc.number);
         SharedReceives::new(hca.port.removed.clone(), pd, xrc, attr.max_wr, attr.max_sge)
+            .inspect_err(|_| number.into_iter().for_each(|number| release(hca, number)))
     });
     let srq = Arc::new(made.inspect_err(|_| {
-        hca.tables.lock().srqs.remove(number);
+        hca.tables.lock().srqs.remove(slot);
     })?);
-    if let Some(xrc) = &srq.xrc {
-        hca.port.xrc.enter(xrc.number, &srq);
-    }
-    Ok((number, srq))
+    let Some(xrc) = &srq.xrc else {
+        return Ok((slot, srq));
+    };
+    hca.port.xrc.enter(xrc.number, &srq);
+    Ok((xrc.number.value(), srq))
 }
 
 /// Makes the new shared receive queue one for extended reliable connections, if that is asked for.
-fn xrc_srq(hca: &Hca, command: &CreateSrq, number: u32) -> Result<Option<XrcSrq>, Error> {
+fn xrc_srq(hca: &Hca, command: &CreateSrq, slot: u32) -> Result<Option<XrcSrq>, Error> {
     let Some((xrcd, cq)) = command.xrc() else {
         return Ok(None);
     };
     let cq = cq.base().private::<Arc<CqRing>>();
     let cq = cq.ok_or(mismatch(Attr::Cq, Why::OtherDevice))?;
+    let domain = xrc::domain(xrcd.base()).ok_or(mismatch(Attr::Xrcd, Why::OtherDevice))?;
+    let numbers = match domain.name {
+        Some(_) => numbers(hca)?,
+        None => Vec::new(),
+    };
+    // Where several programs share the domain, no two of them have the same number.
+    let number = match &*numbers {
+        [] => slot,
+        ranges => {
+            let drawn = hca.port.link.lock().reserve(hca.port.lid, ranges);
+            drawn.ok_or(Error::DeviceRemoved)?.value()
+        }
+    };
     share(hca, cq);
     Ok(Some(XrcSrq {
         number: Srqn::new(number),
-        xrcd: xrcd.base().id().number,
+        slot,
+        xrcd: domain.number,
         cq: Arc::clone(cq),
     }))
+}
+
+/// Another queue may have that number, if it was drawn.
+fn release(hca: &Hca, number: Srqn) {
+    let number = Qpn::new(number.value());
+    hca.port.link.lock().release(hca.port.lid, number);
 }
 
 /// The thread that drives the port will push to that queue.
@@ -116,12 +140,14 @@ pub(super) fn query_srq(command: Command<'_, QuerySrq>) {
 }
 
 pub(super) fn destroy_srq(hca: &Hca, command: Command<'_, DestroySrq>) {
-    let number = command.target().base().id().number;
+    let mut slot = command.target().base().id().number;
     let srq = shared_receives(command.target());
     if let Some(xrc) = srq.and_then(|srq| srq.xrc.as_ref()) {
         hca.port.xrc.leave(xrc.number);
+        release(hca, xrc.number);
+        slot = xrc.slot;
     }
-    hca.tables.lock().srqs.remove(number);
+    hca.tables.lock().srqs.remove(slot);
     command.complete(Ok(()));
 }
 

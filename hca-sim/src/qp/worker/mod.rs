@@ -8,7 +8,6 @@
 //! The effects of the work on other objects are collected and carried out after the holder has released the machine:
 //! events are delivered, verbs completed, queue pairs taken to ERR.
 
-pub(crate) mod connected;
 mod flush;
 mod loopback;
 pub(in crate::qp) mod migration;
@@ -16,12 +15,16 @@ mod owes;
 pub(crate) mod packet_qp;
 mod packets;
 mod stream;
+pub(crate) mod target;
 mod timer;
 mod turn;
 
 use verbs_core::WcStatus;
 use verbs_core::combiner::Combiner;
-use verbs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire};
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{AcqRel, Acquire},
+};
 use verbs_core::sync::{Mutex, OnceLock};
 
 use crate::clock::Instant;
@@ -39,7 +42,7 @@ pub(crate) struct Worker {
     kicked: AtomicBool,
     /// The control state has a verb to complete, or an event to report.
     pub(in crate::qp) owes: Owes,
-    /// Grace periods that must be over before the rings may be flushed.
+    /// Grace periods that must be over before the rings may be flushed; and [`Worker::SHARES`].
     pub(crate) closing: AtomicU32,
     /// Uncontended: only the holder locks it.
     pub(crate) machine: Mutex<WorkerState>,
@@ -83,6 +86,9 @@ enum Oldest {
 }
 
 impl Worker {
+    /// The queue pair has to do with other programs (`target`), in the same word so that a round looks at one.
+    const SHARES: u32 = 1 << 31;
+
     /// The connection over packets, if there is one.
     pub(crate) fn exchange(&self) -> Option<&Mutex<PacketQp>> {
         self.exchange.get().map(|exchange| &**exchange)
@@ -96,6 +102,16 @@ impl Worker {
 
     /// Whether the rings wait for a grace period to be flushed.
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(Acquire) != 0
+        self.closing.load(Acquire) & !Self::SHARES != 0
+    }
+
+    /// It has to do with other programs from now on.
+    fn share(&self) {
+        self.closing.fetch_or(Self::SHARES, AcqRel);
+    }
+
+    /// It has nothing to do with them, for its holder.
+    fn keep_to_itself(&self) {
+        self.closing.fetch_and(!Self::SHARES, AcqRel);
     }
 }

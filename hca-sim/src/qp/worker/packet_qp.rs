@@ -8,7 +8,8 @@ use verbs_core::{Error, QpCap, QpType, Srqn};
 
 use crate::clock::{Instant, Timer};
 use crate::link::Route;
-use crate::qp::worker::connected::Connected;
+use crate::qp::worker::stream::connected::Connected;
+use crate::qp::worker::target::state::SharedTarget;
 use crate::transport::{self, Path};
 
 /// See the module's documentation.
@@ -37,6 +38,8 @@ pub(crate) struct PacketQp {
     pub(super) quiet_until: Instant,
     /// The stream that carries its messages, where streams do.
     pub(super) stream: Option<Box<Connected>>,
+    /// What it has to do with other programs, if it is a target that several share.
+    pub(super) shared: Option<Box<SharedTarget>>,
 }
 
 impl PacketQp {
@@ -70,6 +73,7 @@ impl PacketQp {
             marked: false,
             quiet_until: Instant::ZERO,
             stream: None,
+            shared: None,
         }
     }
 
@@ -78,6 +82,9 @@ impl PacketQp {
         self.transport.reset();
         (self.path, self.route, self.alt_route, self.followed) = (None, None, None, None);
         (self.marked, self.failing) = (false, false);
+        if let Some(shared) = &mut self.shared {
+            shared.reset();
+        }
     }
 
     /// The queue pair is in RTS again after SQE.

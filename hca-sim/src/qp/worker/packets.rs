@@ -19,6 +19,7 @@ use crate::qp::QueuePair;
 use crate::qp::stats;
 use crate::qp::worker::WorkerState;
 use crate::qp::worker::packet_qp::PacketQp;
+use crate::qp::worker::target::{self, Taken};
 use crate::qp::worker::{migration, stream};
 use crate::queue::cq::CqRing;
 use crate::queue::srq::{SharedReceives, XrcSrq};
@@ -124,6 +125,42 @@ fn notify_congestion(path: &Path, lane: &mut dyn Outlet) {
     }
 }
 
+/// Which entry of the P_Key table admits a packet of the peer, if it is one for the queue pair's machine.
+#[inline(always)]
+fn screened(
+    qp: &QueuePair,
+    exchange: &mut PacketQp,
+    packet: &Incoming<'_>,
+    now: Instant,
+    effects: &mut Effects,
+) -> Option<u16> {
+    let PacketQp {
+        transport,
+        path: Some(path),
+        ..
+    } = exchange
+    else {
+        return None;
+    };
+    let path = &*path;
+    let counters = &qp.port.counters;
+    let Some(pkey_index) = qp.admits(path, packet) else {
+        counters.bad_pkeys.up();
+        qp.port.report(packet, false);
+        return None;
+    };
+    qp.look_at_qkey(path, packet);
+    if packet.head.opcode() == Opcode::CNP {
+        qp.slow_down(transport, now, effects);
+        return None;
+    }
+    if !path.takes(packet.head.opcode().service()) || qp.is_other_end(packet) {
+        counters.strangers.up();
+        return None;
+    }
+    Some(pkey_index)
+}
+
 impl QueuePair {
     /// Takes over what control verbs have changed.
     pub(super) fn follow(&self, exchange: &mut PacketQp) {
@@ -227,10 +264,27 @@ impl QueuePair {
         let Some(mut exchange) = self.open_exchange() else {
             return false;
         };
-        let counters = &self.port.counters;
         if !self.is_from_peer(&mut exchange, packet, effects) {
-            counters.strangers.up();
+            self.port.counters.strangers.up();
             return false;
+        }
+        let Some(pkey_index) = screened(self, &mut exchange, packet, now, effects) else {
+            return false;
+        };
+        // Most arrive in the first partition, and are not copied for it.
+        let elsewhere = (pkey_index != 0).then_some(Incoming {
+            pkey_index,
+            ..*packet
+        });
+        let packet = elsewhere.as_ref().unwrap_or(packet);
+        // The queue that a request on an extended connection is for; the machine refuses a request for none.
+        let eth = packet.head.ext().xrceth;
+        let named = eth.and_then(|eth| self.port.xrc.find(eth.srqn, self.pd));
+        if eth.is_some() && (named.is_none() || exchange.shared.is_some()) {
+            let named = named.as_ref();
+            if target::hand_on(self, &mut exchange, packet, named, now, effects) != Taken::Here {
+                return true;
+            }
         }
         let PacketQp {
             transport,
@@ -242,29 +296,6 @@ impl QueuePair {
             return false;
         };
         let path = &*path;
-        let Some(pkey_index) = self.admits(path, packet) else {
-            counters.bad_pkeys.up();
-            self.port.report(packet, false);
-            return false;
-        };
-        // Most arrive in the first partition, and are not copied for it.
-        let elsewhere = (pkey_index != 0).then_some(Incoming {
-            pkey_index,
-            ..*packet
-        });
-        let packet = elsewhere.as_ref().unwrap_or(packet);
-        self.look_at_qkey(path, packet);
-        if packet.head.opcode() == Opcode::CNP {
-            self.slow_down(transport, now, effects);
-            return false;
-        }
-        if !path.takes(packet.head.opcode().service()) || self.is_other_end(packet) {
-            counters.strangers.up();
-            return false;
-        }
-        // The queue that a request on an extended connection is for; the machine refuses a request for none.
-        let eth = packet.head.ext().xrceth;
-        let named = eth.and_then(|eth| self.port.xrc.find(eth.srqn, self.pd));
         // Notifications are sent to the peer of a connection.
         *marked |= packet.tclass & ECN == CE && path.service != Service::Ud;
         let pin = pin();
@@ -333,6 +364,10 @@ impl QueuePair {
         let Some(mut exchange) = self.open_exchange() else {
             return false;
         };
+        let needs_round = target::program_gone(self, &mut exchange, qpns, effects);
+        if needs_round && self.worker.listed.set() {
+            return true;
+        }
         let is_here = |route: &Route| self.port.has_address(route.dst);
         let connected = exchange
             .path

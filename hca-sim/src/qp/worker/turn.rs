@@ -13,8 +13,8 @@ use crate::port::ready::{Listed, Mark};
 use crate::qp::QueuePair;
 use crate::qp::stats;
 use crate::qp::worker::packet_qp::PacketQp;
-use crate::qp::worker::{Oldest, WorkerState};
-use crate::qp::worker::{flush, loopback, migration, stream};
+use crate::qp::worker::{Oldest, Worker, WorkerState};
+use crate::qp::worker::{flush, loopback, migration, stream, target};
 use crate::queue::base::events::WaitsForCq;
 use crate::queue::cq::CqRing;
 use crate::queue::srq::SharedReceives;
@@ -134,6 +134,9 @@ impl QueuePair {
             machine.oldest = Oldest::Failed(at);
         }
         exchange.failing |= events.fail;
+        if events.fail {
+            target::note_event(exchange, events.event);
+        }
         if events.migrate {
             migration::migrate(self, exchange, effects);
         }
@@ -245,8 +248,10 @@ impl QueuePair {
 
     /// One round, by the holder; `mail` if packets carry its messages.
     pub(crate) fn round(self: &Arc<Self>, mail: Option<&mut TxContext<'_>>, effects: &mut Effects) {
-        if self.worker.closing.load(Acquire) != 0 {
-            return;
+        match self.worker.closing.load(Acquire) {
+            0 => {}
+            Worker::SHARES => return target::round(self, mail, effects),
+            _ => return,
         }
         let mut machine = self.worker.machine.lock();
         let over = match self.state() {

@@ -31,6 +31,8 @@ pub(crate) use crate::queue::srq::ring::Seen;
 /// The additional objects of a shared receive queue for extended reliable connections.
 pub(crate) struct XrcSrq {
     pub(crate) number: Srqn,
+    /// Its place in the device's table.
+    pub(crate) slot: u32,
     /// The XRC domain.
     pub(crate) xrcd: u32,
     /// Where its receives complete.

@@ -14,7 +14,7 @@
 //! The modules: [`requester`] cuts work requests into packets and turns the answers into completions; [`responder`]
 //! executes requests, with receives in [`receives`] and memory in [`rdma`]; [`resources`] remembers what may have to be
 //! answered again, and [`answers`] answers, perhaps with the client's [`replies`]. Both halves keep what arrives [`early`], and make
-//! headers in [`head`].
+//! headers in [`head`]. [`standing`] lets another machine go on where this one stands.
 //!
 //! Memory is allocated with the machine: 32 bytes for each work request of the send queue, 9 KiB for [`resources`].
 //! Only packets that arrive early take more, as long as they wait.
@@ -28,6 +28,7 @@ mod replies;
 mod requester;
 mod resources;
 mod responder;
+mod standing;
 #[cfg(all(test, not(verbs_loom)))]
 mod tests;
 
@@ -45,6 +46,7 @@ pub(super) use receives::{Room, pieces, take_shared};
 pub(crate) use replies::PROMPT;
 pub(super) use requester::{Flight, head_of, tells};
 pub(super) use responder::Responder;
+pub(crate) use standing::Elsewhere;
 
 /// See the module's documentation.
 #[derive(Debug)]

@@ -8,6 +8,7 @@ use verbs_core::{Error, Mtu, Psn};
 use crate::queue::base::limits::RD_ATOMIC;
 use crate::queue::base::memory::allocate;
 use crate::wire::Reth;
+use crate::wire::target::{Kept, KeptAnswer};
 
 const MASK: u32 = RD_ATOMIC - 1;
 const _: () = assert!(
@@ -210,7 +211,7 @@ impl Resources {
 
     /// The peer requests a READ again, or the rest of it: answers unless the READ is not remembered, or more is
     /// requested than at first.
-    pub(super) fn read_again(&mut self, depth: u8, psn: Psn, reth: Reth, mtu: Mtu) {
+    pub(super) fn read_again(&mut self, depth: u8, psn: Psn, (pd, reth): (u32, Reth), mtu: Mtu) {
         let found = self.find(depth, psn, |slot| {
             let What::Read(whole) = slot.what else {
                 return false;
@@ -222,6 +223,7 @@ impl Resources {
                 && slot.offset(psn) + mtu.packets(reth.dma_len) <= slot.packets
         });
         if let Some(number) = found {
+            self.slot_mut(number).pd = pd;
             self.answer_again(number, psn, What::Read(reth), mtu);
         }
     }
@@ -254,6 +256,43 @@ impl Resources {
         if self.due.wrapping_sub(number).cast_signed() > 0 {
             self.due = number;
         }
+    }
+
+    /// What a responder for `depth` of them remembers, the oldest first.
+    pub(super) fn kept(&self, depth: u8) -> Vec<Kept> {
+        let count = self.used.min(u32::from(depth));
+        (1..=count)
+            .rev()
+            .map(|back| {
+                let slot = self.slot(self.next.wrapping_sub(back));
+                Kept {
+                    first: slot.first,
+                    packets: slot.packets,
+                    what: match slot.what {
+                        What::Read(reth) => KeptAnswer::Read(reth),
+                        What::Atomic(result) => KeptAnswer::Atomic(result),
+                        What::Done => KeptAnswer::Done,
+                    },
+                }
+            })
+            .collect()
+    }
+
+    /// Remembers these, which were answered elsewhere. A READ that is requested again is checked in the protection domain
+    /// that it is requested in then.
+    pub(super) fn keep(&mut self, all: &[Kept]) {
+        self.reset();
+        for kept in all {
+            let what = match kept.what {
+                KeptAnswer::Read(reth) => What::Read(reth),
+                KeptAnswer::Atomic(result) => What::Atomic(result),
+                KeptAnswer::Done => What::Done,
+            };
+            self.push(0, kept.first, kept.packets, what);
+            let slot = self.slot_mut(self.next.wrapping_sub(1));
+            (slot.due, slot.answered) = (false, true);
+        }
+        self.due = self.next;
     }
 
     fn slot(&self, number: u32) -> &Slot {

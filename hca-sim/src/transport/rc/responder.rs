@@ -14,7 +14,8 @@ use super::replies::Replies;
 use super::resources::Resources;
 use crate::clock::Instant;
 use crate::queue::srq::Seen;
-use crate::transport::{Ends, Events, Told};
+use crate::transport::{Ends, Events, Path, Told};
+use crate::wire::target::Again;
 use crate::wire::{
     BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Service, Syndrome,
 };
@@ -71,6 +72,11 @@ pub(super) const INVALID: Refusal =
 
 pub(super) const ACK: Syndrome = Syndrome::Ack(CreditCode::UNKNOWN);
 
+/// Whether a request is one of an extended connection, and names a queue.
+fn is_extended(head: &Head) -> bool {
+    matches!(head.opcode().service(), Service::Xrc | Service::OwnXrc)
+}
+
 impl Responder {
     /// With room for the READs and atomics of any peer.
     ///
@@ -123,10 +129,7 @@ impl Responder {
         payload: &[u8],
         events: &mut Events,
     ) {
-        if !self.started {
-            self.started = true;
-            self.expected = Psn::new(ends.path.rq_psn);
-        }
+        self.begin(ends.path);
         let psn = head.bth().psn;
         match psn.since(self.expected) {
             0 => {
@@ -145,6 +148,42 @@ impl Responder {
                 self.early.came_again(psn);
                 self.repeated(ends, psn, head);
             }
+        }
+    }
+
+    /// Takes the first number from the path, unless it has one.
+    #[inline]
+    pub(super) fn begin(&mut self, path: &Path) {
+        if !self.started {
+            self.begin_at(Psn::new(path.rq_psn));
+        }
+    }
+
+    pub(super) fn begin_at(&mut self, psn: Psn) {
+        self.started = true;
+        self.expected = psn;
+    }
+
+    /// The number of the next request.
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// A request arrived before one that it follows, and is not for a queue here.
+    pub(super) fn missed(&mut self, ends: &Ends<'_>) {
+        ends.counters.out_of_sequence.up();
+        if !self.silent {
+            self.ask();
+        }
+    }
+
+    /// A request to a queue elsewhere arrived again, other than a READ.
+    pub(super) fn executed_before(&mut self, ends: &Ends<'_>, psn: Psn, again: Again) {
+        ends.counters.duplicates.up();
+        let (depth, mtu) = (ends.path.max_dest_rd_atomic, ends.path.mtu);
+        match again {
+            Again::Result => self.resources.done_again(depth, psn, mtu),
+            Again::Acknowledge | Again::Read => self.acknowledge_again(psn),
         }
     }
 
@@ -260,8 +299,11 @@ impl Responder {
         let ext = head.ext();
         match (head.opcode().facts().message, ext.reth) {
             (Message::Send | Message::Write, _) => self.acknowledge_again(psn),
+            // The queue that it names, if any, decides in which protection domain memory is read.
+            (Message::Read, Some(_)) if is_extended(head) && ends.srq.is_none() => {}
             (Message::Read, Some(reth)) => {
-                self.resources.read_again(depth, psn, reth, ends.path.mtu);
+                self.resources
+                    .read_again(depth, psn, (ends.pd, reth), ends.path.mtu);
             }
             (Message::Atomic | Message::AtomicWrite | Message::Flush, _) => {
                 self.resources.done_again(depth, psn, ends.path.mtu);
@@ -295,7 +337,7 @@ impl Responder {
         events: &mut Events,
     ) -> Executed {
         let facts = head.opcode().facts();
-        if matches!(head.opcode().service(), Service::Xrc | Service::OwnXrc) {
+        if is_extended(head) {
             let named = head.ext().xrceth.map(|eth| eth.srqn);
             if facts.place.is_first() {
                 self.named = named;

@@ -4,6 +4,8 @@
 //! the port and given to the machine; FPDUs are gathered in another, and what the stream has no room for waits in a
 //! buffer of the connection's own. The machine is not asked for more as long as bytes wait.
 
+pub(crate) mod connected;
+
 use std::io;
 
 use verbs_core::mem::pin;
@@ -18,8 +20,8 @@ use crate::port::streams::making::{Making, OnStream, Taken};
 use crate::qp::QueuePair;
 use crate::qp::takes_packets;
 use crate::qp::worker::WorkerState;
-use crate::qp::worker::connected::Connected;
 use crate::qp::worker::packet_qp::PacketQp;
+use crate::qp::worker::stream::connected::Connected;
 use crate::transport::iwarp::{Iwarp, Start};
 use crate::transport::{Events, Path};
 
