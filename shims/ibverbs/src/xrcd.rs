@@ -8,12 +8,13 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use rustix::fs::fstat;
 use verbs_abi::{self as abi, XrcdInitAttr};
+use verbs_core::xrcd::XrcdName;
 
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
-/// A domain: several handles of a program are one domain if they were opened with the same file.
+/// A domain: handles that were opened with the same file are one domain, in all programs that share the device.
 #[repr(C)]
 pub(crate) struct Xrcd {
     shown: abi::Xrcd,
@@ -48,7 +49,8 @@ type Name = (usize, u64, u64);
 /// Domains that were opened with a file.
 static NAMED: Mutex<Option<HashMap<Name, Weak<verbs_core::Xrcd>>>> = Mutex::new(None);
 
-/// `open_xrcd`. A domain belongs to one process: another process that opens it with the same file has its own.
+/// `open_xrcd`. Programs of one `verbs host`, at one address, share a domain. None knows what others have opened: without
+/// `O_CREAT`, a domain that nobody has opened before is made nevertheless, and `O_EXCL` looks at this program alone.
 pub(crate) unsafe extern "C" fn open_xrcd(
     context: *mut abi::Context,
     attr: *const XrcdInitAttr,
@@ -79,6 +81,12 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     })
 }
 
+/// Whether other programs may have opened domains of the device.
+fn is_shared(context: &Context) -> bool {
+    let provider = context.device.target().provider_of();
+    provider.host_ports().is_some()
+}
+
 fn named(
     at: usize,
     context: &Context,
@@ -97,9 +105,13 @@ fn named(
     match named.get(&name).and_then(Weak::upgrade) {
         Some(_) if oflags & libc::O_EXCL != 0 => Err(Errno::INVAL),
         Some(domain) => Ok(domain),
-        None if oflags & libc::O_CREAT == 0 => Err(Errno::INVAL),
+        None if oflags & libc::O_CREAT == 0 && !is_shared(context) => Err(Errno::INVAL),
         None => {
-            let domain = Arc::new(context.device.alloc_xrcd().wait()?);
+            let file = XrcdName {
+                device: file.st_dev,
+                inode: file.st_ino,
+            };
+            let domain = Arc::new(context.device.open_xrcd(file).wait()?);
             named.insert(name, Arc::downgrade(&domain));
             Ok(domain)
         }
