@@ -2,6 +2,10 @@
 
 use std::any::Any;
 use std::fmt;
+#[cfg(not(miri))]
+use std::fs::File;
+#[cfg(not(miri))]
+use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -42,6 +46,8 @@ enum Backing {
         bytes: usize,
         huge: bool,
     },
+    /// A mapping of a file, which other processes may have too.
+    Shared { base: NonNull<u8>, bytes: usize },
     /// Foreign memory, valid as long as this value lives.
     Foreign(#[expect(dead_code, reason = "held for its Drop only")] Box<dyn Any + Send + Sync>),
 }
@@ -107,6 +113,57 @@ impl Memory {
         })
     }
 
+    /// The first `len` bytes of a file, shared with every process that maps it: memory that has a name, as in `/dev/shm`, or a
+    /// descriptor that was passed on. Each process registers it for itself, with keys of its own; what is written through
+    /// one region is there for all.
+    ///
+    /// Other processes write to it at any time, so there are no slices of it, only copies and atomic words. If one of them
+    /// cuts the file short, copies of what is gone fail after [`catch_faults`](super::catch_faults); without it, the
+    /// process ends.
+    ///
+    /// ```
+    /// # use std::fs::File;
+    /// use verbs_core::Memory;
+    ///
+    /// # let path = std::env::temp_dir().join(format!("verbs-doc-{}", std::process::id()));
+    /// # let path = path.as_path();
+    /// let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+    /// file.set_len(4096)?;
+    /// let [ours, theirs] = [Memory::shared(&file, 4096)?, Memory::shared(&file, 4096)?];
+    /// ours.write(100, b"hello")?;
+    /// let mut text = [0; 5];
+    /// theirs.read(100, &mut text)?;
+    /// assert_eq!(&text, b"hello");
+    /// # std::fs::remove_file(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the file is shorter, [`Error::Os`] if the system refuses, for instance because the file is not
+    /// open for reading and writing.
+    #[cfg(not(miri))]
+    pub fn shared(file: &File, len: usize) -> Result<Self, Error> {
+        let errno = |error: io::Error| Error::Os {
+            errno: error.raw_os_error().unwrap_or(0),
+        };
+        let size = file.metadata().map_err(errno)?.len();
+        if len as u64 > size {
+            return Err(Error::OutOfRange {
+                end: ByteCount::new(len as u64),
+                size: ByteCount::new(size),
+            });
+        }
+        if len == 0 {
+            return Self::alloc(0);
+        }
+        let base = pages::map_file(file, len).map_err(errno)?;
+        Ok(Self {
+            start: base,
+            len,
+            backing: Backing::Shared { base, bytes: len },
+        })
+    }
+
     /// Memory with another owner: an application's buffer behind a C interface, a mapping shared with another
     /// process.
     ///
@@ -131,8 +188,16 @@ impl Memory {
     }
 
     /// All bytes, for an exclusive owner: no region is registered over the memory.
+    ///
+    /// # Panics
+    /// If it is [shared](Self::shared) with other processes.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `len` initialised bytes are valid for the life of `self`. `&mut self` proves that no `Arc` of a
+        let is_shared = matches!(self.backing, Backing::Shared { .. });
+        assert!(
+            !is_shared,
+            "other processes write to shared memory, so there are no slices of it"
+        );
+        // SAFETY: `len` initialised bytes are valid for the life of `self`, and no other process has them. `&mut self` proves that no `Arc` of a
         // registration exists, and the last one was dropped after its grace period, so no window can access the
         // bytes either.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
@@ -140,6 +205,9 @@ impl Memory {
 
     /// All bytes for reading. Takes `&mut self` for the reason given at
     /// [`as_mut_slice`](Self::as_mut_slice).
+    ///
+    /// # Panics
+    /// As that does.
     pub fn as_slice(&mut self) -> &[u8] {
         self.as_mut_slice()
     }
@@ -273,9 +341,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Backing::Mapped { base, bytes, .. } = self.backing {
-            // SAFETY: the mapping belongs to this value, made by `pages::map` with this length. No thread can
-            // access it: registrations hold an `Arc` of this value until their grace period is over.
+        if let Backing::Mapped { base, bytes, .. } | Backing::Shared { base, bytes } = self.backing
+        {
+            // SAFETY: the mapping belongs to this value, made by `pages::map` or `pages::map_file` with this length. No
+            // thread can access it: registrations hold an `Arc` of this value until their grace period is over.
             unsafe { pages::unmap(base, bytes) }
         }
     }
@@ -309,9 +378,11 @@ fn nowhere() -> NonNull<u8> {
 
 #[cfg(not(miri))]
 mod pages {
+    use std::fs::File;
+    use std::io;
     use std::ptr::{NonNull, null_mut};
 
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
     use crate::error::Error;
 
@@ -328,6 +399,22 @@ mod pages {
         base.ok()
             .and_then(|base| NonNull::new(base.cast()))
             .ok_or(Error::NoMemory)
+    }
+
+    /// Maps the beginning of a file, for reading and writing.
+    pub(super) fn map_file(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
+        // SAFETY: a new mapping at an address of the system's choice affects nothing that exists.
+        let base = unsafe {
+            mmap(
+                null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        };
+        NonNull::new(base?.cast()).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
     pub(super) fn want_huge(start: NonNull<u8>, bytes: usize) -> bool {
@@ -404,6 +491,29 @@ mod tests {
             memory.fill(0..len, 7).unwrap();
             assert!(memory.as_mut_slice().iter().all(|b| *b == 7));
         }
+    }
+
+    /// Goal: a file that is too short, or not open for writing, is refused with the reason; and nobody gets a slice of what
+    /// others write to.
+    #[cfg(not(miri))]
+    #[test]
+    fn shared_memory_is_a_whole_file_that_can_be_written() {
+        let folder = std::env::temp_dir().join(format!("verbs-shared-{}", std::process::id()));
+        std::fs::write(&folder, [5; 100]).unwrap();
+        let open = |writes| File::options().read(true).write(writes).open(&folder);
+        let file = open(true).unwrap();
+        let mut memory = Memory::shared(&file, 100).unwrap();
+        let refused = Memory::shared(&file, 101).unwrap_err();
+        assert!(matches!(refused, Error::OutOfRange { .. }), "{refused}");
+        let refused = Memory::shared(&open(false).unwrap(), 100).unwrap_err();
+        assert!(matches!(refused, Error::Os { .. }), "{refused}");
+        assert!(Memory::shared(&file, 0).unwrap().is_empty());
+        memory.write(99, &[7]).unwrap();
+        assert_eq!(std::fs::read(&folder).unwrap()[98..], [5, 7]);
+        let slice =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| memory.as_slice().len()));
+        assert!(slice.is_err());
+        std::fs::remove_file(&folder).unwrap();
     }
 
     #[test]
