@@ -5,6 +5,7 @@
 
 mod arguments;
 mod bed;
+mod shared_targets;
 
 use std::sync::Arc;
 

@@ -13,6 +13,7 @@ mod basics;
 #[path = "../../verbs-cli/tests/child/mod.rs"]
 mod child;
 mod crowded;
+mod domain;
 mod dropped;
 mod ends;
 mod keepalive;

@@ -40,7 +40,7 @@ fn verbs() -> Command {
     Command::new(path)
 }
 
-fn daemon(address: &str, socket: &str) -> Guarded {
+pub(crate) fn daemon(address: &str, socket: &str) -> Guarded {
     let mut command = verbs();
     command.args(["host", "--bind", address, "--socket", socket]);
     let (daemon, line) = started(&mut command);
