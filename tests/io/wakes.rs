@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
@@ -143,10 +144,11 @@ fn address(host: u8) -> IpAddr {
     IpAddr::from([127, 0, 96, host])
 }
 
-/// Answers every request.
-async fn serve(calls: &Arc<Calls>) -> Result<(), verbs_io::Error> {
+/// Answers every request, of a client that comes when it is told that there is a listener.
+async fn serve(calls: &Arc<Calls>, listens: Sender<()>) -> Result<(), verbs_io::Error> {
     let net = open(1, calls).await?;
     let mut clients = net.listen((address(1), 7471)).await?;
+    listens.send(()).expect("a client waits");
     let client = clients.next().await.unwrap();
     while let Some(request) = client.recv().await? {
         client.send(request).posted().await?;
@@ -169,7 +171,10 @@ async fn requests(conn: &Connection, count: usize) -> Result<(), verbs_io::Error
 fn an_awaited_request_wakes_each_end_once_and_little_else() {
     let calls = Arc::new(Calls::default());
     let served = Arc::clone(&calls);
-    let server = thread::spawn(move || run(&served, serve(&served)));
+    let (listens, ready) = channel();
+    let server = thread::spawn(move || run(&served, serve(&served, listens)));
+    // Who asks before is refused.
+    ready.recv().expect("it listens");
     let least = run(&calls, async {
         let net = open(2, &calls).await?;
         let conn = net.connect((address(1), 7471)).await?;
