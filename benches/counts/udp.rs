@@ -228,7 +228,7 @@ counted! {
     single_receive: "counts::udp::receive" of 1 => 2397;
     single_acknowledge: "counts::udp::acknowledge" of 1 => 2070;
     single_complete: "counts::udp::complete" of 1 => 2343;
-    batch_post: "counts::udp::post" of BATCH => 1585;
+    batch_post: "counts::udp::post" of BATCH => 1592;
     batch_receive: "counts::udp::receive" of BATCH => 1564;
     batch_acknowledge: "counts::udp::acknowledge" of BATCH => 163;
     batch_complete: "counts::udp::complete" of BATCH => 541;
