@@ -47,7 +47,10 @@ impl QpEvents for QueuePair {
     }
 
     fn raise(&self, event: EventType) {
-        if self.qp_type == QpType::XrcRecv {
+        let is_refusal = matches!(event, EventType::QpReqErr | EventType::QpAccessErr);
+        if is_refusal && self.port.xrc.is_visitor(self.qpn) {
+            // Its home raises it, for all who have it open.
+        } else if self.qp_type == QpType::XrcRecv {
             for core in self.port.xrc.owners(self.qpn) {
                 event.raise_for(&core);
             }

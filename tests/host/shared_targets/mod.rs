@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::mpsc::channel;
 
 use futures::executor::block_on;
 use hca_sim::Hca;
@@ -188,6 +189,13 @@ impl Host {
         (ended, came)
     }
 
+    /// Sends 100 bytes to the queue of that number, for which the program at that place has a receive.
+    fn send(&mut self, at: usize, to: Srqn) -> (Wc, Vec<(usize, Wc)>) {
+        self.programs[at].post(1, 0, 100);
+        let send = Send::new(7).from(self.client.mr.slice(0..100));
+        self.run(send.srq(to).signaled().wr)
+    }
+
     /// Posts one, and waits for its completion.
     fn run(&mut self, wr: SendWr<'_>) -> (Wc, Vec<(usize, Wc)>) {
         self.client.qp.post_send(wr).expect("it is posted");
@@ -257,17 +265,13 @@ fn a_program_that_dies_takes_only_its_queues_away() {
     let mut host = Host::new();
     let numbers = [0, 1, 2].map(|program| host.srqn(program));
     for to in [2, 0, 1] {
-        host.programs[to].post(1, 0, 100);
-        let send = Send::new(7).from(host.client.mr.slice(0..100));
-        let (wc, _) = host.run(send.srq(numbers[to]).signaled().wr);
+        let (wc, _) = host.send(to, numbers[to]);
         assert_eq!(wc.status, WcStatus::Success);
     }
     // The target visits it now.
     drop(host.programs.remove(1));
     for (at, to) in [(1, 2), (0, 0), (1, 2)] {
-        host.programs[at].post(1, 0, 100);
-        let send = Send::new(7).from(host.client.mr.slice(0..100));
-        let (wc, came) = host.run(send.srq(numbers[to]).signaled().wr);
+        let (wc, came) = host.send(at, numbers[to]);
         assert_eq!(wc.status, WcStatus::Success);
         assert_eq!(came.len(), 1);
     }
@@ -334,24 +338,8 @@ fn a_target_is_opened_by_other_programs() {
     };
     let numbers = [0, 1, 2].map(|program| host.srqn(program));
     for to in [2, 0, 1] {
-        host.programs[to].post(1, 0, 100);
-        let send = Send::new(7).from(host.client.mr.slice(0..100));
-        let (wc, _) = host.run(send.srq(numbers[to]).signaled().wr);
+        let (wc, _) = host.send(to, numbers[to]);
         assert_eq!(wc.status, WcStatus::Success);
-    }
-    // Events reach those who have it open.
-    let write = Write::new(1, host.programs[1].mr.remote(64)).from(host.client.mr.slice(0..100));
-    let (wc, _) = host.run(write.srq(numbers[2]).signaled().wr);
-    assert_eq!(wc.status, WcStatus::RemAccessErr);
-    for program in [1, 2] {
-        let event = host.programs[program]
-            .device
-            .next_event()
-            .wait()
-            .expect("an event");
-        assert_eq!(event.event, EventType::QpAccessErr);
-        let of = Subject::Object(opened[program - 1].target().id());
-        assert_eq!(event.subject, of);
     }
     // With the last handle it ends.
     let [first, second] = opened;
@@ -366,6 +354,50 @@ fn a_target_is_opened_by_other_programs() {
     while host.programs[1].domain.open_target_qp(qpn).wait().is_ok() {}
 }
 
+/// Goal: an event of a target reaches those who have it open, and each sees it once, wherever the target was.
+#[test]
+fn an_event_of_a_target_is_seen_once() {
+    let mut host = Host::new();
+    let qpn = host.target.qpn();
+    let opened = [1, 2].map(|k| {
+        let request = host.programs[k].domain.open_target_qp(qpn);
+        request.wait().expect("its home has it")
+    });
+    let write = Write::new(1, host.programs[1].mr.remote(64)).from(host.client.mr.slice(0..100));
+    let (wc, _) = host.run(write.srq(host.srqn(2)).signaled().wr);
+    assert_eq!(wc.status, WcStatus::RemAccessErr);
+    for program in [1, 2] {
+        let event = host.programs[program]
+            .device
+            .next_event()
+            .wait()
+            .expect("an event");
+        assert_eq!(event.event, EventType::QpAccessErr);
+        let of = Subject::Object(opened[program - 1].target().id());
+        assert_eq!(event.subject, of);
+    }
+    // What the home has sent before its answer has come by then.
+    let mut more = Vec::new();
+    for program in [1, 2] {
+        let (tell, told) = channel();
+        let device = &host.programs[program].device;
+        let asked = device.next_event().issue(move |event| {
+            // The device may have been closed.
+            let _ = tell.send(event);
+        });
+        let again = host.programs[program].domain.open_target_qp(qpn).wait();
+        again
+            .expect("others have it")
+            .destroy()
+            .wait()
+            .expect("nothing uses it");
+        more.push((asked, told));
+    }
+    for (_, told) in &more {
+        assert!(told.try_recv().is_err(), "a second event");
+    }
+}
+
 /// Goal: a target that goes to RESET while it visits another program begins anew there, with another connection.
 #[test]
 fn a_target_that_is_reset_begins_anew() {
@@ -373,9 +405,7 @@ fn a_target_that_is_reset_begins_anew() {
     let numbers = [0, 1, 2].map(|program| host.srqn(program));
     for round in 0..3 {
         for to in [1, 0, 2] {
-            host.programs[to].post(1, 0, 100);
-            let send = Send::new(7).from(host.client.mr.slice(0..100));
-            let (wc, came) = host.run(send.srq(numbers[to]).signaled().wr);
+            let (wc, came) = host.send(to, numbers[to]);
             assert_eq!(wc.status, WcStatus::Success, "round {round}");
             assert_eq!(came.len(), 1);
         }

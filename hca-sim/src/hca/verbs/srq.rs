@@ -6,7 +6,6 @@ use verbs_core::sync::Arc;
 use verbs_core::{Attr, DeviceCap, Error, Qpn, Srqn, Target, Why};
 
 use crate::hca::Hca;
-use crate::hca::verbs::qp::numbers;
 use crate::hca::verbs::{check_sizes, mismatch, xrc};
 use crate::queue::base::events::WaitsForCq;
 use crate::queue::base::limits::{self, MAX_SGE};
@@ -70,12 +69,7 @@ fn xrc_srq(hca: &Hca, command: &CreateSrq, slot: u32) -> Result<Option<XrcSrq>, 
     let cq = cq.base().private::<Arc<CqRing>>();
     let cq = cq.ok_or(mismatch(Attr::Cq, Why::OtherDevice))?;
     let domain = xrc::domain(xrcd.base()).ok_or(mismatch(Attr::Xrcd, Why::OtherDevice))?;
-    let numbers = match domain.name {
-        Some(_) => numbers(hca)?,
-        None => Vec::new(),
-    };
-    // Where several programs share the domain, no two of them have the same number.
-    let number = match &*numbers {
+    let number = match &*xrc::shared_numbers(hca, domain.name)? {
         [] => slot,
         ranges => {
             let drawn = hca.port.link.lock().reserve(hca.port.lid, ranges);

@@ -1,29 +1,21 @@
 //! The verbs of extended reliable connections.
 
+use std::ops::Range;
+
 use verbs_core::command::{Command, RequestId};
 use verbs_core::object::Base;
 use verbs_core::qp::DestroyQp;
 use verbs_core::sync::Arc;
 use verbs_core::xrcd::{AllocXrcd, CreateTargetQp, DeallocXrcd, OpenTargetQp, XrcdName};
-use verbs_core::{Attr, DeviceCap, Error, QpCap, QpType, Target, Why};
+use verbs_core::{Attr, DeviceCap, Error, QpType, Target};
 
 use crate::hca::Hca;
-use crate::hca::verbs::mismatch;
 use crate::hca::verbs::qp::{add, numbers};
 use crate::port::Port;
-use crate::port::xrc::{Domain, RemoteTarget};
+use crate::port::xrc::{Domain, NO_QUEUES, RemoteTarget, missing};
 use crate::qp::worker::target;
 use crate::qp::{Init, QueuePair};
 use crate::queue::cq::CqRing;
-
-/// Sizes of a queue pair that has no queues.
-const NO_QUEUES: QpCap = QpCap {
-    max_send_wr: 0,
-    max_recv_wr: 0,
-    max_send_sge: 0,
-    max_recv_sge: 0,
-    max_inline_data: 0,
-};
 
 pub(super) fn alloc_xrcd(hca: &Hca, command: Command<'_, AllocXrcd>) {
     if let Err(error) = hca.port.features.require(DeviceCap::XRC, Attr::Xrcd) {
@@ -41,15 +33,21 @@ pub(super) fn alloc_xrcd(hca: &Hca, command: Command<'_, AllocXrcd>) {
 /// The domain, and the number of its new handle.
 fn make_domain(hca: &Hca, name: Option<XrcdName>) -> Result<(u32, Arc<Domain>), Error> {
     let ring = Arc::new(CqRing::new(1, Arc::default(), None, true)?);
-    let numbers = match name {
-        Some(_) => numbers(hca)?,
-        None => Vec::new(),
-    };
+    let numbers = shared_numbers(hca, name)?;
     if !numbers.is_empty() && hca.port.xrc.opened.messenger().is_none() {
         target::share_targets(&hca.port, &numbers, &ring)?;
     }
     let number = hca.tables.lock().xrcds.insert(())?;
     Ok((number, hca.port.xrc.domain(name, ring)))
+}
+
+/// What the numbers in a domain of that name are drawn from, so that no two programs have the same; nothing if no other
+/// program shares it.
+pub(super) fn shared_numbers(hca: &Hca, name: Option<XrcdName>) -> Result<Vec<Range<u32>>, Error> {
+    match name {
+        Some(_) => numbers(hca),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// The domain behind a handle of this provider.
@@ -99,7 +97,7 @@ fn make_target(hca: &Hca, xrcd: &Base) -> Result<Arc<QueuePair>, Error> {
 fn open_elsewhere(hca: &Hca, command: Command<'_, OpenTargetQp>, name: Option<XrcdName>) {
     let name = name.filter(|_| target::may_be_elsewhere(&hca.port, command.qpn));
     let Some(name) = name else {
-        return command.complete(Err(mismatch(Attr::TargetQpn, Why::Missing)));
+        return command.complete(Err(missing()));
     };
     if let Some((args, pending)) = command.pend() {
         hca.port.xrc.opened.open(args, name, pending);
@@ -109,9 +107,9 @@ fn open_elsewhere(hca: &Hca, command: Command<'_, OpenTargetQp>, name: Option<Xr
 
 /// A handle of another program's target is closed.
 pub(super) fn close_elsewhere(hca: &Hca, command: Command<'_, DestroyQp>) {
-    if let Some(remote) = command.target().base().private::<RemoteTarget>()
-        && hca.port.xrc.drop_handle(remote.target, command.target())
-    {
+    if let Some(remote) = command.target().base().private::<RemoteTarget>() {
+        // The home counts each handle.
+        hca.port.xrc.drop_handle(remote.target, command.target());
         hca.port.xrc.opened.close(remote);
         target::send_messages(&hca.port);
     }

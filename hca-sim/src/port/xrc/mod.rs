@@ -14,7 +14,7 @@ use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::xrcd::XrcdName;
 use verbs_core::{Qpn, Srqn};
 
-pub(crate) use self::opened::{Opened, RemoteTarget, missing};
+pub(crate) use self::opened::{NO_QUEUES, Opened, RemoteTarget, missing};
 use crate::queue::cq::CqRing;
 use crate::queue::srq::SharedReceives;
 

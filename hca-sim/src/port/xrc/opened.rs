@@ -87,6 +87,15 @@ pub(crate) struct Due {
     pub(crate) call: Option<Instant>,
 }
 
+/// Sizes of a queue pair that has no queues.
+pub(crate) const NO_QUEUES: QpCap = QpCap {
+    max_send_wr: 0,
+    max_recv_wr: 0,
+    max_send_sge: 0,
+    max_recv_sge: 0,
+    max_inline_data: 0,
+};
+
 /// There is no such target.
 pub(crate) const fn missing() -> Error {
     Error::Mismatch {
@@ -172,7 +181,7 @@ impl Opened {
         state.ask(target, name, number, Kind::Open(args, pending));
     }
 
-    /// The last handle of such a target is closed here.
+    /// A handle of such a target is closed here.
     pub(crate) fn close(&self, remote: &RemoteTarget) {
         let mut state = self.0.lock();
         state.remote.remove(&(remote.target, remote.number));
@@ -204,13 +213,13 @@ impl Opened {
         };
         let mut over = Vec::new();
         for (&number, question) in &mut state.questions {
-            let (first, last) = *question.asked.get_or_insert((now, now));
+            let (first, is_due) = match question.asked {
+                Some((first, last)) => (first, now >= last + AGAIN),
+                None => (now, true),
+            };
             if now >= first + PATIENCE {
                 over.push(number);
-                continue;
-            }
-            let is_new = last == now && first == now;
-            if is_new || now >= last + AGAIN {
+            } else if is_due {
                 question.asked = Some((first, now));
                 let to = door_of(question.target).unwrap_or(question.target);
                 due.letters.push_back((to, question.message(number)));
@@ -221,7 +230,8 @@ impl Opened {
             due.ended
                 .extend(question.and_then(|question| question.give_up(missing())));
         }
-        let is_called = state.calls_at.is_some_and(|at| at > now);
+        // A call that has come may seem to be ahead, as a round's time is a little old.
+        let is_called = state.calls_at.is_some_and(|at| at > now + AGAIN / 2);
         if !state.questions.is_empty() && !is_called {
             state.calls_at = Some(now + AGAIN);
             due.call = state.calls_at;
@@ -254,8 +264,8 @@ impl Opened {
         Some((args, pending, remote))
     }
 
-    /// The target is open here.
-    pub(crate) fn is_open(&self, remote: &RemoteTarget) {
+    /// The target is open here from now on.
+    pub(crate) fn enter(&self, remote: &RemoteTarget) {
         let handle = (remote.target, remote.number);
         self.0.lock().remote.insert(handle);
     }
@@ -339,15 +349,4 @@ impl Opened {
             .filter_map(|number| state.questions.remove(&number)?.give_up(missing()));
         (released, ended.collect())
     }
-}
-
-impl RemoteTarget {
-    /// The sizes of its queues: it has none.
-    pub(crate) const CAP: QpCap = QpCap {
-        max_send_wr: 0,
-        max_recv_wr: 0,
-        max_send_sge: 0,
-        max_recv_sge: 0,
-        max_inline_data: 0,
-    };
 }

@@ -27,12 +27,15 @@ impl Rc {
         asked
     }
 
-    /// How the responder stands; `None` while a request is under way, or a READ or atomic is to be answered.
+    /// Whether the responder is between two requests: none is under way, and no READ, atomic or refusal is to be answered.
+    pub(crate) fn stands_still(&mut self, path: &Path) -> bool {
+        !self.stopped && stands_still(&mut self.responder, path)
+    }
+
+    /// How the responder stands, if it [stands still](Self::stands_still).
     pub(crate) fn standing(&mut self, path: &Path) -> Option<Standing> {
-        if self.stopped {
-            return None;
-        }
-        standing(&mut self.responder, path)
+        let stands = self.stands_still(path);
+        stands.then(|| standing(&mut self.responder, path))
     }
 
     /// Whether it stands as it did when that was said.
@@ -73,22 +76,21 @@ fn asked_elsewhere(
     }
 }
 
-fn standing(responder: &mut Responder, path: &Path) -> Option<Standing> {
+fn stands_still(responder: &mut Responder, path: &Path) -> bool {
     responder.begin(path);
     let is_idle = matches!(responder.doing, Doing::Nothing);
-    if !is_idle || responder.resources.first_due().is_some() {
-        return None;
-    }
-    if !matches!(responder.answer, None | Some((_, ACK))) {
-        // A refusal is sent first.
-        return None;
-    }
-    Some(Standing {
+    // A refusal is sent first; an acknowledgement need not be.
+    let refuses = !matches!(responder.answer, None | Some((_, ACK)));
+    is_idle && !refuses && responder.resources.first_due().is_none()
+}
+
+fn standing(responder: &mut Responder, path: &Path) -> Standing {
+    Standing {
         expected: responder.expected(),
         msn: responder.msn,
         newest_read: responder.newest_read,
         kept: responder.resources.kept(path.max_dest_rd_atomic),
-    })
+    }
 }
 
 fn go_on_from(responder: &mut Responder, standing: &Standing) {

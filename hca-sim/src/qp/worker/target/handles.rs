@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use verbs_core::sync::Arc;
 use verbs_core::xrcd::XrcdName;
-use verbs_core::{Error, EventType, QpAttr, QpCap, QpType, Qpn};
+use verbs_core::{Error, EventType, QpAttr, QpType, Qpn};
 
 use super::state::{Ends, Out, Place, SharedTarget, program_of};
 use crate::clock::Instant;
@@ -12,7 +12,7 @@ use crate::effects::Effects;
 use crate::engine::Due;
 use crate::link::door_of;
 use crate::port::Port;
-use crate::port::xrc::{RemoteTarget, missing};
+use crate::port::xrc::{NO_QUEUES, missing};
 use crate::qp::control::{retire, visited};
 use crate::qp::worker::packet_qp::PacketQp;
 use crate::qp::{Init, QueuePair};
@@ -91,7 +91,7 @@ pub(crate) fn share_targets(
         blocks_own_multicast: false,
         low_latency: false,
         pd: 0,
-        cap: QpCap::default(),
+        cap: NO_QUEUES,
         srq: None,
         sq_sig_all: false,
         send_cq: Arc::clone(ring),
@@ -106,7 +106,9 @@ pub(crate) fn share_targets(
         port: Some(PORT),
         ..QpAttr::default()
     };
-    visited(&messenger, &attr)?;
+    visited(&messenger, &attr).inspect_err(|_| {
+        port.link.lock().leave(port.lid, messenger.qpn);
+    })?;
     if let Some(exchange) = messenger.worker.exchange() {
         share(&messenger, &mut exchange.lock(), Place::Messenger);
     }
@@ -161,8 +163,8 @@ pub(super) fn about_handle(
                 if !is_open {
                     return pending.complete(Err(missing()));
                 }
-                home.xrc.opened.is_open(&remote);
-                let handle = args.build(RemoteTarget::CAP, Box::new(remote));
+                home.xrc.opened.enter(&remote);
+                let handle = args.build(NO_QUEUES, Box::new(remote));
                 home.xrc.add_handle(target, handle.target());
                 pending.complete(Ok(handle));
             }));

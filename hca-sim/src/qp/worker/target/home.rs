@@ -31,10 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(in crate::qp::worker) enum Taken {
     /// It is to be executed here.
     Here,
-    /// It is another program's, or waits.
+    /// It is another program's, waits, or was answered.
     Elsewhere,
-    /// It was answered.
-    Answered,
 }
 
 /// A recall because of that request.
@@ -79,11 +77,7 @@ pub(in crate::qp::worker) fn hand_on(
     else {
         return Taken::Here;
     };
-    let SharedTarget {
-        place: Place::Home(home),
-        out,
-    } = &mut **shared
-    else {
+    let Some((home, out)) = shared.at_home() else {
         return Taken::Here;
     };
     let program = program_of(eth.srqn.value());
@@ -137,12 +131,15 @@ fn go(
     };
     let mut events = Events::default();
     let asked = rc.asked_elsewhere(&ends, recall, &mut events);
-    let standing = rc.standing(&path);
+    let standing = match asked {
+        Elsewhere::Goes => rc.standing(&path),
+        Elsewhere::Stays => None,
+    };
     drop(pin);
     if asked == Elsewhere::Stays {
         let mut machine = qp.worker.machine.lock();
         qp.handle_events(exchange, &mut machine, events, None, effects);
-        return Taken::Answered;
+        return Taken::Elsewhere;
     }
     let PacketQp {
         shared: Some(shared),
@@ -152,11 +149,7 @@ fn go(
     else {
         return Taken::Here;
     };
-    let SharedTarget {
-        place: Place::Home(home),
-        out,
-    } = &mut **shared
-    else {
+    let Some((home, out)) = shared.at_home() else {
         return Taken::Here;
     };
     let (Some(standing), Some(domain)) = (standing, qp.port.xrc.name_of(qp.pd)) else {
@@ -314,7 +307,7 @@ fn may_release(exchange: &mut PacketQp) -> bool {
         && exchange
             .transport
             .rc()
-            .is_some_and(|rc| rc.standing(&path).is_some())
+            .is_some_and(|rc| rc.stands_still(&path))
 }
 
 /// The end of a round: there is another one for what has waited.
@@ -326,14 +319,8 @@ pub(super) fn go_on(qp: &Arc<QueuePair>, exchange: &mut PacketQp, effects: &mut 
 
 /// The target takes no more requests.
 pub(super) fn end(qp: &Arc<QueuePair>, exchange: &mut PacketQp) {
-    let Some(shared) = exchange.shared.as_deref_mut() else {
-        return;
-    };
-    let SharedTarget {
-        place: Place::Home(home),
-        out,
-    } = shared
-    else {
+    let shared = exchange.shared.as_deref_mut();
+    let Some((home, out)) = shared.and_then(SharedTarget::at_home) else {
         return;
     };
     home.held.clear();

@@ -82,6 +82,14 @@ impl SharedTarget {
         }
     }
 
+    /// The target at its home, and what is to be sent.
+    pub(super) fn at_home(&mut self) -> Option<(&mut Home, &mut VecDeque<Out>)> {
+        match &mut self.place {
+            Place::Home(home) => Some((home, &mut self.out)),
+            Place::Guest(_) | Place::Messenger => None,
+        }
+    }
+
     pub(super) fn guest(&mut self) -> Option<&mut Guest> {
         match &mut self.place {
             Place::Guest(guest) => Some(guest),
