@@ -115,6 +115,21 @@ pub struct HcaCounters {
     pub port: Counters,
     /// Of packets; `None` where messages are placed directly, so that there are none.
     pub packets: Option<Packets>,
+    /// Of streams; `None` where there are none.
+    pub streams: Option<StreamCounters>,
+}
+
+/// What an HCA has counted of its streams (iWARP).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default))]
+#[non_exhaustive]
+pub struct StreamCounters {
+    /// Connections of peers that were closed before they had asked for anything: they said nothing for too long, broke off,
+    /// or gave way to newer ones.
+    pub refused: u64,
+    /// How often a listener has taken no connections for 100 ms, because the system had no descriptors or memory.
+    pub rests: u64,
 }
 
 impl HcaCounters {
@@ -122,6 +137,10 @@ impl HcaCounters {
         Self {
             port: counters(port),
             packets: port.driver().map(|driver| packets(port, driver)),
+            streams: port.streams.as_ref().map(|streams| StreamCounters {
+                refused: streams.refused.get(),
+                rests: streams.rests.get(),
+            }),
         }
     }
 }

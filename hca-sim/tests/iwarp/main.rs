@@ -11,4 +11,5 @@ mod connecting;
 mod operations;
 mod port_space;
 mod reads;
+mod resting;
 mod support;

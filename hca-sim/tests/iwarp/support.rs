@@ -47,7 +47,7 @@ impl Host {
         Self::of(ip, Hca::iwarp(&[ip]).unwrap().clock(clock.clone()))
     }
 
-    fn of(ip: IpAddr, builder: Builder) -> Self {
+    pub(crate) fn of(ip: IpAddr, builder: Builder) -> Self {
         let hca = builder.build();
         let device = hca.open().wait().unwrap();
         let pd = device.alloc_pd().wait().unwrap();

@@ -80,6 +80,15 @@ pub trait Bound: Send + fmt::Debug {
     /// dropped.
     fn listen(&mut self, backlog: u32, token: Token) -> Result<(), PortError>;
 
+    /// Says whether connections that peers make are told of. They are not while they cannot be taken, for want of
+    /// descriptors: who waits would be woken again and again.
+    ///
+    /// # Errors
+    /// The system's.
+    fn rest(&mut self, _token: Token, _rests: bool) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The next connection that a peer has made.
     ///
     /// # Errors

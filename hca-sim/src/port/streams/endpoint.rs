@@ -70,6 +70,8 @@ pub(super) struct Listening<Q> {
     waiting: Arc<AtomicU32>,
     /// Connections whose Request has not come, oldest first.
     silent: VecDeque<Weak<CmEnd<Q>>>,
+    /// No connections are taken until a deadline.
+    rests: bool,
 }
 
 pub(super) struct Connecting<Q> {
@@ -166,6 +168,9 @@ impl<Q: OnStream> CmEnd<Q> {
                 if connecting.token == token && connecting.deadline <= now =>
             {
                 self.give_up(&mut state, &streams, Ok(CmReply::TimedOut), after);
+            }
+            State::Listening(listening) if listening.token == token && listening.rests => {
+                self.resume(listening, &streams, after);
             }
             State::Silent(asking) if asking.token == token => {
                 streams.refused.up();

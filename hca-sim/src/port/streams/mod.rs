@@ -57,6 +57,8 @@ pub(crate) struct Streams<Q> {
     pub(crate) engine: Engine,
     /// Connections that spoke no MPA, said nothing, or broke off.
     pub(crate) refused: Count,
+    /// How often a listener has taken no connections for a while, for want of descriptors.
+    pub(crate) rests: Count,
     table: Mutex<Table<Q>>,
     /// Where bytes are read to, and gathered. Uncontended: only the holder of the driver uses them.
     pub(crate) rx: Mutex<Box<[u8]>>,
@@ -100,6 +102,7 @@ impl<Q: OnStream> Streams<Q> {
             peer_to_peer,
             engine,
             refused: Count::default(),
+            rests: Count::default(),
             table: Mutex::new(Table {
                 owners: BTreeMap::new(),
                 next: 0,

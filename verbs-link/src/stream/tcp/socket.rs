@@ -156,6 +156,17 @@ impl Bound for Port {
         Ok(())
     }
 
+    fn rest(&mut self, token: Token, rests: bool) -> io::Result<()> {
+        let interest = match rests {
+            true => Interest::Nothing,
+            false => Interest::Receive,
+        };
+        for socket in self.port.sockets() {
+            self.poller.watch(socket, rests, token, interest)?;
+        }
+        Ok(())
+    }
+
     fn accept(&mut self) -> io::Result<Box<dyn Stream>> {
         let accepted = self.port.accept()?.ok_or(io::ErrorKind::WouldBlock)?;
         Ok(Box::new(Socket::accepted(accepted, &self.poller)?))

@@ -1,6 +1,7 @@
 //! The side that listens.
 
 use std::io;
+use std::time::Duration;
 
 use verbs_core::sync::atomic::AtomicU32;
 use verbs_core::sync::{Arc, Weak};
@@ -18,8 +19,24 @@ use crate::port::streams::making::{Making, OnStream};
 use crate::queue::base::events::Job;
 use crate::queue::base::limits::RD_ATOMIC;
 
+/// How long no connections are taken in after one could not be, for want of descriptors or memory.
+const REST: Duration = Duration::from_millis(100);
+
 /// TCP connections that are taken in at once.
 const ACCEPTS: usize = 64;
+
+/// Takes no connections for a while: those that wait would be told of without end.
+fn rest<Q: OnStream>(listening: &mut Listening<Q>, streams: &Arc<Streams<Q>>, error: &io::Error) {
+    if std::mem::replace(&mut listening.rests, true) {
+        return;
+    }
+    streams.rests.up();
+    tracing::warn!(%error, "connections are not taken for {REST:?}");
+    let _ = listening.bound.rest(listening.token, true);
+    let due = Arc::clone(streams) as Arc<_>;
+    let at = streams.engine.now() + REST;
+    let _ = streams.engine.at(at, due, listening.token.0);
+}
 
 impl<Q: OnStream> CmEnd<Q> {
     /// Listens at its address, which it loses when that fails. If it does already, the backlog is that of connections that
@@ -55,6 +72,7 @@ impl<Q: OnStream> CmEnd<Q> {
             backlog: backlog.max(1),
             waiting: Arc::new(AtomicU32::new(0)),
             silent: Default::default(),
+            rests: false,
         });
         Ok(())
     }
@@ -70,12 +88,25 @@ impl<Q: OnStream> CmEnd<Q> {
             match listening.bound.accept() {
                 Ok(stream) => self.take_connection(listening, stream, streams, after),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    tracing::debug!(%error, "a connection was not taken");
-                    return;
-                }
+                // The peer has given up.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return rest(listening, streams, &error),
             }
         }
+    }
+
+    /// The rest is over.
+    pub(super) fn resume(
+        &self,
+        listening: &mut Listening<Q>,
+        streams: &Arc<Streams<Q>>,
+        after: &mut Vec<Job>,
+    ) {
+        listening.rests = false;
+        if let Err(error) = listening.bound.rest(listening.token, false) {
+            return rest(listening, streams, &error);
+        }
+        self.take_connections(listening, streams, after);
     }
 
     fn take_connection(
