@@ -9,6 +9,7 @@
 //!
 //! * No two programs have the same queue pair number, and no program has one whose last owner has died within two minutes.
 //! * Every message arrives as it was sent, once, in order; what was confirmed has arrived.
+//! * The same of messages to targets that several programs share.
 //! * A program reads what a neighbour has written before it learns that this one is gone.
 //! * A program gets packets for its own numbers only.
 //! * When a program has died, its peers know soon, here and elsewhere.
@@ -22,6 +23,7 @@ mod node;
 mod place;
 mod port;
 mod program;
+mod shared;
 mod turns;
 mod world;
 
@@ -74,6 +76,8 @@ pub struct HostReport {
     pub connections: u64,
     /// See [`connections`](Self::connections).
     pub messages: u64,
+    /// Messages that have arrived over targets that the programs share.
+    pub shared: u64,
     /// The first rule that was broken, and when.
     pub violation: Option<(Instant, String)>,
     /// When the run was over.
@@ -117,6 +121,7 @@ impl HostRun {
             daemons: world.turns.node.lock().kills,
             connections: flows.count(),
             messages: flows.messages(),
+            shared: world.domain.messages(),
             violation: world.place.violation(),
             end: now,
             digest: world.place.digest(),
@@ -165,6 +170,7 @@ async fn settle(world: &Rc<World>, is_hostile: bool) {
         .flows
         .borrow()
         .judge_arrivals(&world.place, sim.now(), alive);
+    shared::judge(world);
     if !is_hostile {
         let broken = world.turns.node.lock().broken();
         if broken > 0 {
@@ -217,7 +223,7 @@ impl fmt::Display for HostReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} programs{}, {} killed, {} daemons killed, {} connections, {} messages, ",
+            "{} programs{}, {} killed, {} daemons killed, {} connections, {} messages, {} over shared targets, ",
             self.programs,
             if self.is_hostile {
                 " and a hostile one"
@@ -228,6 +234,7 @@ impl fmt::Display for HostReport {
             self.daemons,
             self.connections,
             self.messages,
+            self.shared,
         )?;
         match &self.violation {
             None => write!(f, "clean, digest {}", self.digest),

@@ -19,6 +19,8 @@ pub enum HostMutant {
     ForeignBlock,
     /// Peers of a program that has ended get no DREQ.
     ForgottenDreq,
+    /// A target that comes home from another program takes the next request for one that it has executed.
+    SkippedRequest,
 }
 
 impl HostMutant {
@@ -29,6 +31,7 @@ impl HostMutant {
         Self::Unrested,
         Self::ForeignBlock,
         Self::ForgottenDreq,
+        Self::SkippedRequest,
     ];
 
     /// Its name.
@@ -39,6 +42,7 @@ impl HostMutant {
             Self::Unrested => "unrested-block",
             Self::ForeignBlock => "foreign-block",
             Self::ForgottenDreq => "forgotten-dreq",
+            Self::SkippedRequest => "skipped-request",
         }
     }
 }

@@ -99,6 +99,11 @@ impl Place {
         known.is_up.then_some(known.daemons)
     }
 
+    /// How many daemons there were.
+    pub(super) fn daemons(&self) -> u32 {
+        self.0.lock().daemons
+    }
+
     pub(super) fn add_channel(&self, number: u32, channel: Channel) {
         self.0.lock().channels.insert(number, channel);
     }

@@ -18,7 +18,7 @@ use super::port::Process;
 use super::world::World;
 
 /// Bytes of a message at most.
-const MESSAGE: usize = 6000;
+pub(super) const MESSAGE: usize = 6000;
 /// Receives that are posted.
 const DEPTH: usize = 4;
 /// The first port number of programs; each slot has one.
@@ -64,6 +64,18 @@ impl Bundle {
         })
     }
 
+    pub(super) fn device(&self) -> (&Device, &Pd) {
+        (&self.device, &self.pd)
+    }
+
+    pub(super) fn number(&self) -> Program {
+        self.number
+    }
+
+    pub(super) fn process(&self) -> Option<&Arc<Process>> {
+        self.process.as_ref()
+    }
+
     async fn end(&self) -> Result<(End, Qp), Error> {
         let cq = self.device.create_cq(4 * DEPTH as u32).await?;
         let memory = Memory::alloc(2 * DEPTH * MESSAGE)?;
@@ -82,7 +94,7 @@ fn param() -> ConnParam {
 }
 
 /// The bytes of a message.
-fn text(flow: u32, number: u64) -> Vec<u8> {
+pub(super) fn text(flow: u32, number: u64) -> Vec<u8> {
     let mixed = (u64::from(flow) << 32 | number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let len = 16 + (mixed >> 17) as usize % (MESSAGE - 16);
     let mut bytes = vec![0; len];

@@ -18,6 +18,7 @@ use super::node::Node;
 use super::place::{Note, Place, Program, TOLD};
 use super::port::{HostPort, Process};
 use super::program::{self, Bundle, address_of, while_alive};
+use super::shared::{self, Domain};
 use super::turns::Turns;
 use crate::{Draw, Sim};
 
@@ -33,6 +34,7 @@ pub(super) struct World {
     pub(super) place: Place,
     pub(super) turns: Arc<Turns>,
     pub(super) flows: RefCell<Flows>,
+    pub(super) domain: Domain,
     slots: RefCell<Vec<Option<Arc<Process>>>>,
     bundles: RefCell<BTreeMap<Program, Rc<Bundle>>>,
     last: Cell<Program>,
@@ -55,6 +57,7 @@ impl World {
             sim,
             place,
             flows: RefCell::default(),
+            domain: Domain::default(),
             slots: RefCell::new(vec![None; programs]),
             bundles: RefCell::default(),
             last: Cell::new(ELSEWHERE),
@@ -127,6 +130,7 @@ impl World {
             .insert(ELSEWHERE, Rc::clone(&bundle));
         let serve = program::serve(Rc::clone(self), Rc::clone(&bundle), address_of(THERE, 0));
         self.sim.spawn(serve);
+        shared::begin(self, &bundle);
         self.sim.spawn(program::ask(Rc::clone(self), bundle));
         Ok(())
     }
@@ -164,6 +168,7 @@ impl World {
             let bundle = Bundle::new(device, number, Some(Arc::clone(process))).await;
             let bundle = Rc::new(bundle.ok()?);
             self.bundles.borrow_mut().insert(number, Rc::clone(&bundle));
+            shared::begin(self, &bundle);
             for task in [true, false] {
                 let (world, bundle, process) =
                     (Rc::clone(self), Rc::clone(&bundle), Arc::clone(process));
