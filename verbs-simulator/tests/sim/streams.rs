@@ -4,6 +4,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use hca_sim::Hca;
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{
+    Access, CmEvent, CmParam, CmReply, CmRequest, CmSink, Cq, Device, Memory, Mr, Pd, Qp, QpInit,
+    Send,
+};
 use verbs_link::stream::{Interest, Stream, StreamLink, Token};
 use verbs_simulator::{Mode, Operation, Options, Ppm, Sim, StreamConfig, run};
 
@@ -167,4 +173,84 @@ fn an_address_is_taken_once_and_nobody_refuses_a_connect() {
     assert_eq!(tokens, [Token(1)]);
     drop(bound);
     assert!(link.bind(SocketAddr::new(address, 7174)).is_ok());
+}
+
+/// An end of a connection, and the requests that have come.
+struct End {
+    device: Device,
+    _pd: Pd,
+    _cq: Cq,
+    qp: Qp,
+    mr: Mr,
+    requests: Arc<Requests>,
+}
+
+#[derive(Default)]
+struct Requests(Mutex<Vec<CmRequest>>);
+
+impl CmSink for Requests {
+    fn event(&self, event: CmEvent) {
+        if let CmEvent::ConnectRequest(request) = event {
+            self.0.lock().push(request);
+        }
+    }
+}
+
+async fn end(sim: &Sim, at: SocketAddr) -> End {
+    let link = sim.streams().attach(&[at.ip()]);
+    let hca = Hca::over_streams(link).clock(sim.clock().clone()).build();
+    let device = hca.open().await.unwrap();
+    let pd = device.alloc_pd().await.unwrap();
+    let cq = device.create_cq(16).await.unwrap();
+    let qp = pd.create_qp(QpInit::rc(&cq, &cq)).await.unwrap();
+    qp.init(1, Access::REMOTE).await.unwrap();
+    let memory = Memory::alloc(LEN).unwrap();
+    let mr = pd.register(memory, Access::LOCAL_WRITE).await.unwrap();
+    End {
+        device,
+        _pd: pd,
+        _cq: cq,
+        qp,
+        mr,
+        requests: Arc::default(),
+    }
+}
+
+/// Goal: a queue pair whose stream is full waits for room, and does not come again and again for what is due meanwhile.
+/// Method: the peer, which has never sent anything, has no receive, so it reads nothing, and reminders for it become due.
+#[test]
+fn a_full_stream_is_waited_for() {
+    let sim = Sim::new(3);
+    sim.streams().configure(StreamConfig {
+        window: 700,
+        ..StreamConfig::default()
+    });
+    let waits = async {
+        let [from, to] = [1, 2].map(|host| SocketAddr::from(([10, 0, 0, host], 0)));
+        let (mut a, b) = (end(&sim, from).await, end(&sim, to).await);
+        let sink = Arc::clone(&b.requests) as Arc<dyn CmSink>;
+        let listener = b.device.bind_cm(to, sink).await.unwrap();
+        listener.listen(1).await.unwrap();
+        let sink = Arc::clone(&a.requests) as Arc<dyn CmSink>;
+        let endpoint = a.device.bind_cm(from, sink).await.unwrap();
+        let connect = endpoint.connect(&a.qp, listener.local(), CmParam::default(), vec![]);
+        let said = Arc::new(Mutex::new(None));
+        let tell = Arc::clone(&said);
+        let _ = connect.issue(move |reply| *tell.lock() = Some(reply));
+        sim.sleep(Duration::from_millis(1)).await;
+        let request = b.requests.0.lock().pop().unwrap();
+        let accept = request.endpoint.accept(&b.qp, CmParam::default(), vec![]);
+        accept.await.unwrap();
+        sim.sleep(Duration::from_millis(1)).await;
+        let reply = said.lock().take().unwrap().unwrap();
+        assert!(matches!(reply, CmReply::Established(_)), "{reply:?}");
+        let send = Send::new(7).from(a.mr.slice(0..LEN)).signaled();
+        a.qp.post_send(send).unwrap();
+        let before = sim.counts().timers;
+        sim.sleep(Duration::from_secs(3)).await;
+        sim.counts().timers - before
+    };
+    // The peer looks for a receive every 5 ms.
+    let steps = sim.run(waits).unwrap();
+    assert!(steps < 1500, "{steps} steps in three seconds");
 }

@@ -174,6 +174,10 @@ pub(super) fn exchange_stream(
         let mut rx = streams.rx.lock();
         take_in(qp, iwarp, &mut connected, &path, &mut rx, &mut events);
     }
+    // Also while the stream is full: what is over would be due again at once, and on and on.
+    if let Some(iwarp) = exchange.transport.iwarp() {
+        iwarp.expire(now);
+    }
     let mut tx = streams.tx.lock();
     let mut more = true;
     let mut lost = false;
@@ -192,7 +196,6 @@ pub(super) fn exchange_stream(
         let Some(iwarp) = exchange.transport.iwarp() else {
             break;
         };
-        iwarp.expire(now);
         let mut out = FpduBuffer::new(&mut tx, connected.has_crc, iwarp.ulpdu_max());
         more = iwarp.transmit(&ends, &mut out, &mut events);
         let len = out.len();
