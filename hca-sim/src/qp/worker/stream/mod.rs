@@ -168,47 +168,12 @@ pub(super) fn exchange_stream(
     let Some(mut connected) = exchange.stream.take() else {
         return;
     };
-    let now = qp.port.engine.now();
     let mut events = Events::default();
     if let Some(iwarp) = exchange.transport.iwarp().filter(|it| it.is_held()) {
         let mut rx = streams.rx.lock();
         take_in(qp, iwarp, &mut connected, &path, &mut rx, &mut events);
     }
-    // Also while the stream is full: what is over would be due again at once, and on and on.
-    if let Some(iwarp) = exchange.transport.iwarp() {
-        iwarp.expire(now);
-    }
-    let mut tx = streams.tx.lock();
-    let mut more = true;
-    let mut lost = false;
-    for _ in 0..ROUNDS {
-        if connected.outgoing.flush(&mut *connected.stream).is_err() {
-            lost = true;
-            break;
-        }
-        if !more || !connected.outgoing.is_empty() {
-            break;
-        }
-        let pin = pin();
-        let Some(ends) = qp.ends(&pin, &path, now) else {
-            break;
-        };
-        let Some(iwarp) = exchange.transport.iwarp() else {
-            break;
-        };
-        let mut out = FpduBuffer::new(&mut tx, connected.has_crc, iwarp.ulpdu_max());
-        more = iwarp.transmit(&ends, &mut out, &mut events);
-        let len = out.len();
-        drop(pin);
-        lost = connected
-            .outgoing
-            .send(&mut *connected.stream, &tx[..len])
-            .is_err();
-        if lost || len == 0 {
-            break;
-        }
-    }
-    drop(tx);
+    let (more, lost) = send_out(qp, exchange, streams, &mut connected, &path, &mut events);
     let iwarp = exchange.transport.iwarp();
     if lost && let Some(iwarp) = iwarp {
         take_last(qp, streams, iwarp, &mut connected, &path, &mut events);
@@ -226,6 +191,52 @@ pub(super) fn exchange_stream(
         exchange.failing = false;
         part(qp, exchange, effects);
     }
+}
+
+/// Sends what waits, and what the machine puts out, as far as the stream has room: whether there is more, and whether the stream
+/// is lost.
+fn send_out(
+    qp: &QueuePair,
+    exchange: &mut PacketQp,
+    streams: &Streams<QueuePair>,
+    connected: &mut Connected,
+    path: &Path,
+    events: &mut Events,
+) -> (bool, bool) {
+    let now = qp.port.engine.now();
+    // Also while the stream is full: what is over would be due again at once, and on and on.
+    if let Some(iwarp) = exchange.transport.iwarp() {
+        iwarp.expire(now);
+    }
+    let mut tx = streams.tx.lock();
+    let mut more = true;
+    for _ in 0..ROUNDS {
+        if connected.outgoing.flush(&mut *connected.stream).is_err() {
+            return (more, true);
+        }
+        if !more || !connected.outgoing.is_empty() {
+            break;
+        }
+        let pin = pin();
+        let Some(ends) = qp.ends(&pin, path, now) else {
+            break;
+        };
+        let Some(iwarp) = exchange.transport.iwarp() else {
+            break;
+        };
+        let mut out = FpduBuffer::new(&mut tx, connected.has_crc, iwarp.ulpdu_max());
+        more = iwarp.transmit(&ends, &mut out, events);
+        let len = out.len();
+        drop(pin);
+        let sent = connected.outgoing.send(&mut *connected.stream, &tx[..len]);
+        if sent.is_err() {
+            return (more, true);
+        }
+        if len == 0 {
+            break;
+        }
+    }
+    (more, false)
 }
 
 /// Nothing can be sent any longer. What the peer has sent before it closed the stream is still taken in.
