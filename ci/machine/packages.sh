@@ -74,19 +74,20 @@ advice() {
 }
 
 # pin: the digests are those of the mirror's signed lists, and the downloaded files are checked against them. All packages
-# have the image's version, so that siw is compiled from the image's source.
+# are of the image's Linux, so that siw is compiled from the image's source.
 pin() {
-    local image version package digest new=()
+    local image version package of digest new=()
     use_mirror
     refresh -o APT::Update::Error-Mode=any || fail "the package lists cannot be refreshed, so nothing is pinned; see $log"
     image=$(image_of)
     [[ -n $image ]] || fail "the package lists know no linux-image-amd64; see $log"
     version=$(apt-cache "${apt[@]}" show "$image" | awk '/^Version: / && !seen++ { print $2 }')
     for package in "$image" $(parts_of "${image#linux-image-}"); do
-        digest=$(digest_of "$package" "$version")
-        [[ -n $digest ]] || fail "the mirror has $image $version, but not $package of that version"
-        fetch_pinned "$package" "$version" "$digest"
-        new+=("$kernel $package $version $digest")
+        of=$(revision_of "$package" "$version")
+        digest=$(digest_of "$package" "$of")
+        [[ -n $digest ]] || fail "the mirror has $image $version, but not $package of that Linux"
+        fetch_pinned "$package" "$of" "$digest"
+        new+=("$kernel $package $of $digest")
     done
     {
         grep -e '^#' -e '^$' "$list"
@@ -108,6 +109,15 @@ parts_of() {
     apt-cache "${apt[@]}" depends "linux-headers-$1" 2>/dev/null |
         sed -nE 's/.*Depends: (linux-(headers|kbuild)-[^ ]+).*/\1/p'
     sed -E 's/^([0-9]+\.[0-9]+).*/linux-source-\1/' <<<"$1"
+}
+
+# revision_of PACKAGE VERSION: that version if the mirror has it, or else the newest revision of the same Linux: a mirror has
+# the tools and the source of a revision before its signed image, and no older ones by then.
+revision_of() {
+    apt-cache "${apt[@]}" show "$1" 2>/dev/null | awk -v like="$2" '
+        function linux(version) { sub(/-[^-]*$/, "", version); return version }
+        $1 == "Version:" && (best == "" || $2 == like) && linux($2) == linux(like) { best = $2 }
+        END { print best }'
 }
 
 # digest_of PACKAGE VERSION: what the mirror's lists say; nothing if they do not know that version.
