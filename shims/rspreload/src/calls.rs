@@ -26,7 +26,7 @@ macro_rules! rdmacm {
     ($name:literal: fn($($kind:ty),*) -> $result:ty, $($argument:expr),*) => {
         match next!(of_rdmacm $name: fn($($kind),*) -> $result) {
             // SAFETY: guaranteed by the caller.
-            Some(function) => inside(|| unsafe { function($($argument),*) }),
+            Some(function) => inside(|| keeps_errno(|| unsafe { function($($argument),*) })),
             None => unimplemented_here(),
         }
     };
@@ -43,6 +43,16 @@ impl Failed for c_int {
 
 impl Failed for isize {
     const FAILED: Self = -1;
+}
+
+/// What succeeds leaves `errno` as it was, as calls of the system do: programs close a socket before they say what has failed.
+fn keeps_errno<T: Failed + PartialEq>(call: impl FnOnce() -> T) -> T {
+    let before = errno();
+    let result = call();
+    if result != T::FAILED {
+        set_errno(before);
+    }
+    result
 }
 
 fn unimplemented_here<T: Failed>() -> T {
