@@ -235,14 +235,25 @@ const LOADED: [(&str, &str); 4] = [
     ("verbs-rdma", "verbs-ibverbs"),
 ];
 
-/// Whether a dependency is one of [`LOADED`].
+/// Libraries that a command has inside, by a dependency that links nothing either.
+const INSIDE: [(&str, &str); 2] = [
+    ("verbs-cli", "verbs-ibverbs"),
+    ("verbs-cli", "verbs-rspreload"),
+];
+
+/// Whether a dependency is one of [`LOADED`] or [`INSIDE`].
 fn is_loaded(member: &Member, table: &str, other: &Member) -> bool {
     let library = other.manifest.get("lib");
     let kinds = library.and_then(|library| library.get("crate-type")?.as_array());
     let is_for_c =
         kinds.is_some_and(|kinds| kinds.iter().all(|kind| kind.as_str() == Some("cdylib")));
-    let is_listed = LOADED.contains(&(member.name.as_str(), other.name.as_str()));
-    is_listed && is_for_c && table == "dev-dependencies"
+    let edge = (member.name.as_str(), other.name.as_str());
+    let is_listed = match table {
+        "dependencies" => INSIDE.contains(&edge),
+        "dev-dependencies" => LOADED.contains(&edge),
+        _ => false,
+    };
+    is_listed && is_for_c
 }
 
 /// Every edge that the house plan does not have, of any kind of dependency.

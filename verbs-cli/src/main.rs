@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         Command::Ipoib(args) => run_ipoib(&args),
         Command::Rds(args) => run_rds(&args),
         Command::Rping(args) => run_rping(&args),
-        Command::Run(args) => Err(run_program(&args)),
+        Command::Run(args) => run_program(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
         Command::Srp(args) => run_srp(&args),
@@ -183,9 +183,8 @@ fn run_rping(args: &RpingArgs) -> Result<(), u8> {
         .map_err(|error| complain("rping", &error, error.exit_code()))
 }
 
-fn run_program(args: &RunArgs) -> u8 {
-    let error = run::run(args);
-    complain("run", &error, error.exit_code())
+fn run_program(args: &RunArgs) -> Result<(), u8> {
+    run::run(args).map_err(|error| complain("run", &error, error.exit_code()))
 }
 
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {

@@ -10,14 +10,16 @@ use std::path::{Path, PathBuf};
 use hca_sim::link::fabric::place::{self, PlaceError};
 use rustix::process::geteuid;
 
+use super::inside;
+
 /// What programs are linked against.
-const NAME: &str = "libibverbs.so.1";
+pub(super) const NAME: &str = "libibverbs.so.1";
 /// The same library's other name.
-const CM_NAME: &str = "librdmacm.so.1";
+pub(super) const CM_NAME: &str = "librdmacm.so.1";
 /// What cargo calls it.
 const BUILT: &str = "libibverbs.so";
 /// What makes rsockets of a program's sockets.
-const PRELOAD: &str = "librspreload.so";
+pub(super) const PRELOAD: &str = "librspreload.so";
 
 /// There is no library to run programs on. One sentence without its full stop.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +59,7 @@ pub(crate) enum LibraryError {
 }
 
 /// The folder that has the library under its name: the one named; or else, beside this program, one of an
-/// installation (`../lib/verbs`), or one that is made for a library that cargo has built there.
+/// installation (`../lib/verbs`), or one that is made for a library that cargo has built there; or else those inside this program.
 ///
 /// What is found beside the program is loaded only if nobody but root, this user or the owner of the program itself could have
 /// put it there.
@@ -72,7 +74,14 @@ pub(super) fn folder(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
         }
         None => {
             let program = env::current_exe().map_err(LibraryError::Program)?;
-            beside(&program, &private_folders())?
+            let private = private_folders();
+            match beside(&program, &private) {
+                Err(LibraryError::NotFound(program)) => {
+                    let inside = inside::unpacked(&private);
+                    inside.unwrap_or(Err(LibraryError::NotFound(program)))?
+                }
+                found => found?,
+            }
         }
     };
     if folder.as_os_str().as_encoded_bytes().contains(&b':') {
@@ -154,7 +163,7 @@ fn named(built: &Path, program: &Path, private: &[PathBuf]) -> Result<PathBuf, L
 }
 
 /// Makes a folder that only this user can use, or checks that it is one.
-fn own(folder: &Path) -> Result<(), String> {
+pub(super) fn own(folder: &Path) -> Result<(), String> {
     place::make_own(folder).map_err(|error| match error {
         PlaceError::Unusable { path, error } => format!("{}: {error}", path.display()),
         error @ PlaceError::Open { .. } => error.to_string(),

@@ -6,12 +6,14 @@
 
 mod daemon;
 mod device;
+mod inside;
 mod library;
 mod namespace;
 
 use std::env;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -53,6 +55,8 @@ Examples, each in two terminals:
 
   verbs run --loss 10 --seed 7 -- ib_send_lat       one packet of a hundred is lost, the same ones each time
   verbs run --pcap packets.pcap -- ib_read_bw       what was on the wire, for Wireshark
+
+  export $(verbs run --environment)                 for all that this shell starts from now on
 
 Exit codes are the program's, and
   1    the library was not found, or the program could not be started
@@ -96,8 +100,16 @@ pub(crate) struct RunArgs {
     /// /sys/class/infiniband/roce0, if the system lets an ordinary user have mounts of his own
     #[arg(long)]
     no_namespace: bool,
+    /// Run nothing, and print what a program's environment has for all this, a line NAME=VALUE each: for jobs that start
+    /// many programs, such as ctest or pytest. They share an address if `verbs host` runs
+    #[arg(long, conflicts_with_all = ["program", "host"])]
+    environment: bool,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(
+        required_unless_present = "environment",
+        trailing_var_arg = true,
+        value_name = "PROGRAM"
+    )]
     program: Vec<OsString>,
 }
 
@@ -108,6 +120,8 @@ pub(crate) enum RunError {
     Library(#[from] library::LibraryError),
     #[error("cannot start `verbs host`: {0}")]
     Host(String),
+    #[error("cannot print the environment: {0}")]
+    Print(io::Error),
     #[error("cannot run {}: {error}", program.display())]
     Program { program: OsString, error: io::Error },
 }
@@ -121,26 +135,19 @@ impl RunError {
     }
 }
 
-/// Becomes the program; returns only if it cannot.
-pub(crate) fn run(args: &RunArgs) -> RunError {
-    let folder = match library::folder(args.library.as_deref()) {
-        Ok(folder) => folder,
-        Err(error) => return error.into(),
-    };
-    let preload = match args.rsocket.then(|| library::preload(&folder)).transpose() {
-        Ok(preload) => preload,
-        Err(error) => return error.into(),
-    };
+/// Becomes the program, and returns only if it cannot; or prints the environment that a program would have.
+pub(crate) fn run(args: &RunArgs) -> Result<(), RunError> {
+    let folder = library::folder(args.library.as_deref())?;
+    let preload = args.rsocket.then(|| library::preload(&folder));
+    let preload = preload.transpose()?.map(with_those_before);
     let Some((program, rest)) = args.program.split_first() else {
-        // clap asks for one.
-        let (program, error) = (OsString::new(), io::ErrorKind::NotFound.into());
-        return RunError::Program { program, error };
+        let mut command = command(args, &OsString::new(), &[], folder);
+        command.envs(preload.map(|preload| ("LD_PRELOAD", preload)));
+        return print_environment(&command).map_err(RunError::Print);
     };
-    let is_shared = match share(args) {
-        Ok(is_shared) => is_shared,
-        Err(why) => return RunError::Host(why),
-    };
+    let is_shared = share(args).map_err(RunError::Host)?;
     let mut command = command(args, program, rest, folder);
+    command.envs(preload.map(|preload| ("LD_PRELOAD", preload)));
     if !args.no_namespace {
         // Few programs need it, and some systems refuse it.
         let entered = namespace::enter(&Device::shown(args.device.as_ref(), is_shared));
@@ -148,12 +155,20 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
             command.env("VERBS_SYSFS", folder);
         }
     }
-    if let Some(preload) = preload {
-        command.env("LD_PRELOAD", with_those_before(preload));
-    }
     let error = command.exec();
     let program = program.clone();
-    RunError::Program { program, error }
+    Err(RunError::Program { program, error })
+}
+
+fn print_environment(command: &Command) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            let line = [name.as_bytes(), b"=", value.as_bytes(), b"\n"].concat();
+            out.write_all(&line)?;
+        }
+    }
+    out.flush()
 }
 
 /// Sees to it that `verbs host` runs where the program is to share an address. Returns whether it does, or why it does not
@@ -259,5 +274,14 @@ mod tests {
         let line = "run --seed 7 -- prog";
         assert!(Line::try_parse_from(line.split(' ')).is_err());
         assert!(Line::try_parse_from(["run"]).is_err());
+    }
+
+    #[test]
+    fn an_environment_is_for_no_program() {
+        let parsed = |line: &str| Line::try_parse_from(line.split(' '));
+        let args = parsed("run --environment --device iwarp").expect("an environment");
+        assert!(args.run.program.is_empty());
+        assert!(parsed("run --environment -- prog").is_err());
+        assert!(parsed("run --environment --host").is_err());
     }
 }
