@@ -146,8 +146,8 @@ impl FastMr {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] for a piece that leaves its memory; [`Error::Busy`] if another thread may
-    /// still be looking at the pages of the registration before last, which cannot be once its invalidate
-    /// has completed. The mapping before stays.
+    /// still be looking at the pages of the registration before last. When its invalidate has completed, that can only be
+    /// the device's thread that has told so, on its way out: call again. The mapping before stays.
     pub fn map<'m>(
         &mut self,
         extents: impl IntoIterator<Item = Extent<'m>>,
