@@ -14,6 +14,7 @@ use std::thread::{self, Thread};
 
 use futures::executor::block_on;
 use gungraun::{library_benchmark, library_benchmark_group};
+use hca_sim::clock::VirtualClock;
 use hca_sim::{Hca, Loopback};
 use ulp_rds::{Config, Node, RdsSocket};
 use verbs_benches::pair::Pair;
@@ -58,7 +59,12 @@ impl Subject {
 
     async fn opened(len: usize) -> Self {
         let link = Loopback::with_seed(7);
-        let hcas = [1, 2].map(|host| (IpAddr::from([10, 0, 0, host]), Hca::on(&link).build()));
+        // Time does not go on, so that no thread but this one has anything to do, however long all of it takes.
+        let clock = VirtualClock::new();
+        let hcas = [1, 2].map(|host| {
+            let hca = Hca::on(&link).clock(clock.clone()).build();
+            (IpAddr::from([10, 0, 0, host]), hca)
+        });
         let table = hcas.iter().fold(Fixed::new(), |table, (addr, hca)| {
             table.way(*addr, hca.gid(), Some(hca.lid()))
         });
