@@ -15,7 +15,7 @@ use crate::qp::QueuePair;
 use crate::transport::Incoming;
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
-/// What queue pairs do about targets that visit other programs. A trait, because a port knows no more of them.
+/// What a queue pair does about targets that visit other programs. It is a trait because a port knows nothing else of queue pairs.
 pub(crate) trait Visits: Sized {
     /// A packet has arrived that no queue pair has the number of. Returns the queue pair that takes it after all.
     fn arrived_for_target(

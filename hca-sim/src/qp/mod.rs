@@ -34,6 +34,7 @@ use verbs_core::{LiveCap, PostError, QpAttr, QpCap, QpState, QpType, Qpn};
 use crate::direct::path::{DirectPath, Door};
 use crate::effects::Finish;
 use crate::link;
+use crate::port::xrc::{Domain, NO_QUEUES};
 use crate::port::{Driver, Port};
 use crate::qp::worker::Worker;
 use crate::queue::base::events::QpEvents;
@@ -123,6 +124,24 @@ pub(crate) struct Init {
     pub(crate) send_cq: Arc<CqRing>,
     pub(crate) recv_cq: Arc<CqRing>,
     pub(crate) srq: Option<Arc<SharedReceives>>,
+}
+
+impl Init {
+    /// Those of a target, here or as a visitor: it has no queues of its own.
+    pub(crate) fn target(port: &Arc<Port>, domain: &Domain) -> Self {
+        Self {
+            port: Arc::clone(port),
+            qp_type: QpType::XrcRecv,
+            pd: domain.number,
+            cap: NO_QUEUES,
+            sq_sig_all: false,
+            blocks_own_multicast: false,
+            low_latency: false,
+            send_cq: Arc::clone(&domain.ring),
+            recv_cq: Arc::clone(&domain.ring),
+            srq: None,
+        }
+    }
 }
 
 const fn tag_of(state: QpState) -> u32 {

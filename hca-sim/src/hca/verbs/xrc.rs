@@ -12,7 +12,7 @@ use verbs_core::{Attr, DeviceCap, Error, QpType, Target};
 use crate::hca::Hca;
 use crate::hca::verbs::qp::{add, numbers};
 use crate::port::Port;
-use crate::port::xrc::{Domain, NO_QUEUES, RemoteTarget, missing};
+use crate::port::xrc::{Domain, RemoteTarget, missing};
 use crate::qp::worker::target;
 use crate::qp::{Init, QueuePair};
 use crate::queue::cq::CqRing;
@@ -75,22 +75,7 @@ pub(super) fn create_target_qp(hca: &Hca, command: Command<'_, CreateTargetQp>) 
 
 fn make_target(hca: &Hca, xrcd: &Base) -> Result<Arc<QueuePair>, Error> {
     let domain = domain(xrcd).ok_or(Error::DeviceFailed)?;
-    let ring = &domain.ring;
-    add(
-        hca,
-        Init {
-            port: Arc::clone(&hca.port),
-            qp_type: QpType::XrcRecv,
-            blocks_own_multicast: false,
-            low_latency: false,
-            pd: domain.number,
-            cap: NO_QUEUES,
-            srq: None,
-            sq_sig_all: false,
-            send_cq: Arc::clone(ring),
-            recv_cq: Arc::clone(ring),
-        },
-    )
+    add(hca, Init::target(&hca.port, domain))
 }
 
 /// Asks the program that has the number.

@@ -2,7 +2,7 @@
 
 use verbs_core::mem::pin;
 use verbs_core::sync::Arc;
-use verbs_core::{Av, EventType, GlobalRoute, QpAttr, QpState, QpType, Qpn};
+use verbs_core::{Av, EventType, GlobalRoute, QpAttr, QpState, Qpn};
 
 use super::handles::{messenger, share};
 use super::state::{Ends, Guest, Place, SharedTarget, exchanged, report_now};
@@ -10,7 +10,6 @@ use crate::clock::Instant;
 use crate::effects::Effects;
 use crate::link::door_of;
 use crate::port::Port;
-use crate::port::xrc::NO_QUEUES;
 use crate::qp::control::{retire, visited};
 use crate::qp::worker::packet_qp::PacketQp;
 use crate::qp::{Init, QueuePair};
@@ -162,18 +161,7 @@ fn new_visitor(port: &Arc<Port>, target: Qpn, begin: &Begin) -> Option<Arc<Queue
     if !port.xrc.visits(target) {
         return None;
     }
-    let init = Init {
-        port: Arc::clone(port),
-        qp_type: QpType::XrcRecv,
-        blocks_own_multicast: false,
-        low_latency: false,
-        pd: domain.number,
-        cap: NO_QUEUES,
-        srq: None,
-        sq_sig_all: false,
-        send_cq: Arc::clone(&domain.ring),
-        recv_cq: Arc::clone(&domain.ring),
-    };
+    let init = Init::target(port, &domain);
     // One of this program's own has that number, unless the home makes no sense.
     let make = || QueuePair::new(target, init);
     let qp = port.link.lock().enter_as(port.lid, target, make);
