@@ -44,11 +44,12 @@ pub(super) struct Domain {
     connections: RefCell<u32>,
 }
 
-/// Numbers of messages of a connection for one program.
+/// Messages of a connection for one program.
 #[derive(Default)]
 struct Arrived {
-    /// The one that is next, and where it was sent.
+    /// The number of each, in the order in which they were sent.
     sent: Vec<u64>,
+    /// How many of them were confirmed, and how many have come.
     confirmed: usize,
     came: usize,
 }
@@ -128,12 +129,12 @@ async fn receive(
 
 /// A message has come to that program.
 fn arrived(world: &World, program: Program, bytes: &[u8]) -> Result<(), String> {
-    let head = bytes.first_chunk::<12>();
-    let head = head.ok_or_else(|| format!("program {program} got {} bytes", bytes.len()))?;
-    let flow = u32::from_be_bytes([head[0], head[1], head[2], head[3]]);
-    let number = u64::from_be_bytes([
-        head[4], head[5], head[6], head[7], head[8], head[9], head[10], head[11],
-    ]);
+    let numbers = bytes.split_first_chunk().and_then(|(flow, rest)| {
+        let number = rest.first_chunk()?;
+        Some((u32::from_be_bytes(*flow), u64::from_be_bytes(*number)))
+    });
+    let got = || format!("program {program} got {} bytes", bytes.len());
+    let (flow, number) = numbers.ok_or_else(got)?;
     if bytes != message(flow, number) {
         return Err(format!(
             "program {program}: message {number} of target {flow} is not as it was sent"
