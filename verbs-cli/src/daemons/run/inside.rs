@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
-use super::library::{CM_NAME, LibraryError, NAME, own};
+use super::library::{LibraryError, NAME, in_first, link};
 
 /// A library: the name by which programs ask for it, and what is in it.
 type Library<'l> = (&'static str, &'l [u8]);
@@ -38,24 +37,14 @@ pub(super) fn unpacked(private: &[PathBuf]) -> Option<Result<PathBuf, LibraryErr
 }
 
 fn unpack(libraries: &[Library<'_>], private: &[PathBuf]) -> Result<PathBuf, LibraryError> {
-    let mut why = Vec::new();
-    // Each version has a folder of its own: programs that run keep theirs.
     let mut digest = blake3::Hasher::new();
     for (name, bytes) in libraries {
         digest.update(name.as_bytes()).update(bytes);
     }
     let digest = digest.finalize().to_hex();
-    for folder in private {
-        let of_it = folder.join(&digest[..16]);
-        let made = own(folder)
-            .and_then(|()| own(&of_it))
-            .and_then(|()| fill(&of_it, libraries));
-        match made {
-            Ok(()) => return Ok(of_it),
-            Err(error) => why.push(error),
-        }
-    }
-    Err(LibraryError::Link(why))
+    in_first(private, &digest[..16], Vec::new(), |folder| {
+        fill(folder, libraries)
+    })
 }
 
 /// Has the libraries in the folder.
@@ -81,11 +70,7 @@ fn fill(folder: &Path, libraries: &[Library<'_>]) -> Result<(), String> {
         fs::write(&part, bytes).map_err(|error| said(&part, error))?;
         fs::rename(&part, &path).map_err(|error| said(&path, error))?;
     }
-    let other = folder.join(CM_NAME);
-    match symlink(NAME, &other) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(said(&other, error)),
-        _ => Ok(()),
-    }
+    link(folder, Path::new(NAME), &folder.join(NAME))
 }
 
 #[cfg(test)]
@@ -93,7 +78,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
-    use crate::daemons::run::library::PRELOAD;
+    use crate::daemons::run::library::{CM_NAME, PRELOAD};
 
     #[test]
     fn libraries_are_unpacked_once_for_each_version() {

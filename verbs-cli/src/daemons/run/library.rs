@@ -145,17 +145,30 @@ fn named(built: &Path, program: &Path, private: &[PathBuf]) -> Result<PathBuf, L
             .map_err(|error| format!("{}: {error}", ready.display())),
     };
     // The folders move together: one that was copied with the library still names it.
-    match made.and_then(|folder| link(&folder, &Path::new("..").join(BUILT), built)) {
+    let target = Path::new("..").join(BUILT);
+    match made.and_then(|folder| link(&folder, &target, built).map(|()| folder)) {
         Ok(folder) => return Ok(folder),
         Err(error) => why.push(error),
     }
+    let name = format!("{:016x}", number_of(built));
+    in_first(private, &name, why, |folder| link(folder, built, built))
+}
+
+/// Has `fill` put something into a folder of that name, in the first of these folders of the user's own where that succeeds.
+/// Each library has a folder of its own: programs that run keep theirs. `why` says what was tried before.
+pub(super) fn in_first(
+    private: &[PathBuf],
+    name: &str,
+    mut why: Vec<String>,
+    fill: impl Fn(&Path) -> Result<(), String>,
+) -> Result<PathBuf, LibraryError> {
     for folder in private {
-        let made = own(folder);
-        // Each library has a folder of its own in it: programs that run keep theirs.
-        let of_it = folder.join(format!("{:016x}", number_of(built)));
-        let made = made.and_then(|()| own(&of_it));
-        match made.and_then(|()| link(&of_it, built, built)) {
-            Ok(folder) => return Ok(folder),
+        let of_it = folder.join(name);
+        let made = own(folder)
+            .and_then(|()| own(&of_it))
+            .and_then(|()| fill(&of_it));
+        match made {
+            Ok(()) => return Ok(of_it),
             Err(error) => why.push(error),
         }
     }
@@ -163,7 +176,7 @@ fn named(built: &Path, program: &Path, private: &[PathBuf]) -> Result<PathBuf, L
 }
 
 /// Makes a folder that only this user can use, or checks that it is one.
-pub(super) fn own(folder: &Path) -> Result<(), String> {
+fn own(folder: &Path) -> Result<(), String> {
     place::make_own(folder).map_err(|error| match error {
         PlaceError::Unusable { path, error } => format!("{}: {error}", path.display()),
         error @ PlaceError::Open { .. } => error.to_string(),
@@ -172,7 +185,7 @@ pub(super) fn own(folder: &Path) -> Result<(), String> {
 }
 
 /// Gives the library its names in a folder, unless it has them there.
-fn link(folder: &Path, target: &Path, built: &Path) -> Result<PathBuf, String> {
+pub(super) fn link(folder: &Path, target: &Path, built: &Path) -> Result<(), String> {
     for name in [NAME, CM_NAME] {
         let path = folder.join(name);
         if is_same(&path, built) {
@@ -187,7 +200,7 @@ fn link(folder: &Path, target: &Path, built: &Path) -> Result<PathBuf, String> {
             Ok(()) => {}
         }
     }
-    Ok(folder.to_owned())
+    Ok(())
 }
 
 /// Whether both are names of one file.

@@ -140,14 +140,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), RunError> {
     let folder = library::folder(args.library.as_deref())?;
     let preload = args.rsocket.then(|| library::preload(&folder));
     let preload = preload.transpose()?.map(with_those_before);
+    let mut environment = environment(args, folder);
+    environment.extend(preload.map(|preload| ("LD_PRELOAD", preload)));
     let Some((program, rest)) = args.program.split_first() else {
-        let mut command = command(args, &OsString::new(), &[], folder);
-        command.envs(preload.map(|preload| ("LD_PRELOAD", preload)));
-        return print_environment(&command).map_err(RunError::Print);
+        return print(&environment).map_err(RunError::Print);
     };
     let is_shared = share(args).map_err(RunError::Host)?;
-    let mut command = command(args, program, rest, folder);
-    command.envs(preload.map(|preload| ("LD_PRELOAD", preload)));
+    let mut command = Command::new(program);
+    command.args(rest).envs(environment);
     if !args.no_namespace {
         // Few programs need it, and some systems refuse it.
         let entered = namespace::enter(&Device::shown(args.device.as_ref(), is_shared));
@@ -160,13 +160,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), RunError> {
     Err(RunError::Program { program, error })
 }
 
-fn print_environment(command: &Command) -> io::Result<()> {
+fn print(environment: &[(&str, OsString)]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    for (name, value) in command.get_envs() {
-        if let Some(value) = value {
-            let line = [name.as_bytes(), b"=", value.as_bytes(), b"\n"].concat();
-            out.write_all(&line)?;
-        }
+    for (name, value) in environment {
+        let line = [name.as_bytes(), b"=", value.as_bytes(), b"\n"].concat();
+        out.write_all(&line)?;
     }
     out.flush()
 }
@@ -206,32 +204,28 @@ fn with_those_before(preload: PathBuf) -> OsString {
     all
 }
 
-fn command(args: &RunArgs, program: &OsString, rest: &[OsString], folder: PathBuf) -> Command {
+/// What the library finds in the environment of the program.
+fn environment(args: &RunArgs, folder: PathBuf) -> Vec<(&'static str, OsString)> {
     let mut paths = vec![folder];
     if let Some(before) = env::var_os("LD_LIBRARY_PATH").filter(|paths| !paths.is_empty()) {
         paths.extend(env::split_paths(&before));
     }
     // None of them has a colon: they came out of such a list, or were checked.
     let paths = env::join_paths(paths).unwrap_or_default();
-    let mut command = Command::new(program);
-    command.args(rest).env("LD_LIBRARY_PATH", paths);
-    let mut set = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            command.env(name, value);
-        }
-    };
-    set("VERBS_DEVICE", args.device.as_ref().map(Device::variable));
-    set("VERBS_LOSS", args.loss.map(|loss| loss.to_string()));
-    set("VERBS_SEED", args.seed.map(|seed| seed.to_string()));
+    let mut set = vec![("LD_LIBRARY_PATH", paths)];
+    let mut add = |name, value: Option<String>| set.extend(value.map(|it| (name, it.into())));
+    add("VERBS_DEVICE", args.device.as_ref().map(Device::variable));
+    add("VERBS_LOSS", args.loss.map(|loss| loss.to_string()));
+    add("VERBS_SEED", args.seed.map(|seed| seed.to_string()));
     let seconds = args.keepalive.map(|seconds| seconds.to_string());
-    set("VERBS_KEEPALIVE", seconds);
-    set("VERBS_LOG_LEVEL", args.explain.then(|| "3".into()));
+    add("VERBS_KEEPALIVE", seconds);
+    add("VERBS_LOG_LEVEL", args.explain.then(|| "3".into()));
     if let Some(pcap) = &args.pcap {
         // The program may change its directory before it opens the device.
         let whole = std::path::absolute(pcap).unwrap_or_else(|_| pcap.clone());
-        command.env("VERBS_PCAP", whole);
+        set.push(("VERBS_PCAP", whole.into_os_string()));
     }
-    command
+    set
 }
 
 #[cfg(test)]
@@ -253,13 +247,11 @@ mod tests {
         let line =
             "run --device 127.0.0.9 --loss 10 --seed 7 --keepalive 9 --explain -- prog --loss x";
         let args = Line::parse_from(line.split(' ')).run;
-        let (program, rest) = args.program.split_first().expect("one is named");
-        let command = command(&args, program, rest, "/lib/verbs".into());
-        assert_eq!(command.get_program(), "prog");
-        assert_eq!(command.get_args().collect::<Vec<_>>(), ["--loss", "x"]);
-        let set: BTreeMap<_, _> = command
-            .get_envs()
-            .filter_map(|(name, value)| Some((name.to_str()?, value?.to_str()?)))
+        assert_eq!(args.program, ["prog", "--loss", "x"]);
+        let environment = environment(&args, "/lib/verbs".into());
+        let set: BTreeMap<_, _> = environment
+            .iter()
+            .filter_map(|(name, value)| Some((*name, value.to_str()?)))
             .collect();
         assert_eq!(set["VERBS_DEVICE"], "127.0.0.9");
         assert_eq!((set["VERBS_LOSS"], set["VERBS_SEED"]), ("10", "7"));
