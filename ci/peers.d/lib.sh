@@ -164,3 +164,20 @@ table() {
     ((ran > 0)) || fail 'no test has run'
     ((failures == 0)) || fail "$failures of $ran tests failed"
 }
+
+# debian NAME RELEASE [PACKAGE...]: a folder with that Debian, made once; prints where it is. Needs root, and the mirror.
+debian() {
+    local system=${VERBS_SYSTEMS:-$HOME/.cache/verbs-systems}/$1 packages
+    packages=$(IFS=, && echo "${*:3}")
+    if [[ ! -e $system/complete ]]; then
+        rm -rf "$system"
+        mkdir -p "$system"
+        debootstrap --variant=minbase ${packages:+--include="$packages"} "$2" "$system" \
+            "${VERBS_MIRROR:-http://deb.debian.org/debian}" >"$work/debootstrap" 2>&1 || {
+            tail -n 20 "$work/debootstrap" >&2
+            return 1
+        }
+        touch "$system/complete"
+    fi
+    echo "$system"
+}
