@@ -1,4 +1,4 @@
-//! Structures that programs share with libibumad, as in the `umad.h` of its version 44.
+//! Structures that programs share with libibumad, as in the `umad.h` of its version 56.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -88,6 +88,18 @@ pub(crate) struct DeviceNode {
     pub(crate) next: *mut DeviceNode,
     pub(crate) ca_name: *const c_char,
 }
+
+/// The adapter for datagrams of subnet management, and the one for those of the general services: `struct umad_ca_pair`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CaPair {
+    pub(crate) smi_name: [c_char; NAME_LEN],
+    pub(crate) smi_preferred_port: u32,
+    pub(crate) gsi_name: [c_char; NAME_LEN],
+    pub(crate) gsi_preferred_port: u32,
+}
+
+const _: () = assert!(size_of::<CaPair>() == 48);
 
 /// The argument of `umad_register2`: `struct umad_reg_attr`.
 #[repr(C)]

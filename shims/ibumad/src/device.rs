@@ -13,18 +13,31 @@ use crate::abi::{DeviceNode, NAME_LEN, PORTS_MAX, UmadCa, UmadPort, fail, put_te
 use crate::client::{ask, host};
 
 /// State of an active port.
-const ACTIVE: u8 = 4;
+pub(crate) const ACTIVE: u8 = 4;
 
 /// This host's adapters, from the first one, called `verbs0`.
-fn adapters() -> Result<Vec<Adapter>, Errno> {
+pub(crate) fn adapters() -> Result<Vec<Adapter>, Errno> {
     match ask(&Message::Look { host: host() })? {
         Message::Adapters(adapters) => Ok(adapters),
         _ => Err(Errno::PROTO),
     }
 }
 
-fn name(index: usize) -> String {
+pub(crate) fn name(index: usize) -> String {
     format!("verbs{index}")
+}
+
+/// A text of the program; `None` for null.
+///
+/// # Safety
+/// `place` is null or a text.
+pub(crate) unsafe fn text(place: *const c_char) -> Option<String> {
+    if place.is_null() {
+        return None;
+    }
+    // SAFETY: it is a text, as the caller says.
+    let text = unsafe { CStr::from_ptr(place) };
+    Some(text.to_string_lossy().into_owned())
 }
 
 /// Finds a port by the name of its adapter and its number: null stands for any adapter, 0 for any port, active ones
@@ -36,16 +49,8 @@ pub(crate) unsafe fn find(
     ca_name: *const c_char,
     number: c_int,
 ) -> Result<(usize, Adapter, AdapterPort), Errno> {
-    let wanted = if ca_name.is_null() {
-        None
-    } else {
-        // SAFETY: it is a text, as the caller says.
-        Some(
-            unsafe { CStr::from_ptr(ca_name) }
-                .to_string_lossy()
-                .into_owned(),
-        )
-    };
+    // SAFETY: it is null or a text, as the caller says.
+    let wanted = unsafe { text(ca_name) };
     let mut found: Option<(usize, Adapter, AdapterPort)> = None;
     for (index, adapter) in adapters()?.into_iter().enumerate() {
         if wanted.as_ref().is_some_and(|wanted| *wanted != name(index)) {

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use verbs_core::{Gid, Guid, Lid, PKey, QKey, Qpn};
 
-use crate::abi::{HEADER_LEN, MadAddr, NAME_LEN, PORTS_MAX, RegAttr, UmadCa, UmadPort};
-use crate::{client, datagram, device, port, text};
+use crate::abi::{CaPair, HEADER_LEN, MadAddr, NAME_LEN, PORTS_MAX, RegAttr, UmadCa, UmadPort};
+use crate::{client, datagram, device, pair, port, text};
 
 /// The most calls of a script.
 const CALLS_MAX: u32 = 64;
@@ -55,6 +55,7 @@ pub fn calls(bytes: &[u8]) -> u32 {
                 6 => describe_adapter(script),
                 7 => describe_port(script),
                 8 => list(),
+                9 if script.below(2) == 1 => pairs(script),
                 9 => names(script),
                 10 => guids(script),
                 11 => path(script),
@@ -460,6 +461,44 @@ fn names(script: &mut Script<'_>) {
         "{count} names in {max}"
     );
     buffer.check(count as usize * NAME_LEN);
+}
+
+fn pairs(script: &mut Script<'_>) {
+    let max = script.below(4);
+    let mut place = [untouched(); 5];
+    let count = if script.below(2) == 0 {
+        // SAFETY: there is room for more pairs.
+        unsafe { pair::umad_get_smi_gsi_pairs(place.as_mut_ptr(), max) }
+    } else {
+        let (name, port) = (script.name(), script.byte() % 4);
+        // SAFETY: the name is a text or null, and there is room for a pair.
+        let said = unsafe {
+            pair::umad_get_smi_gsi_pair_by_ca_name(name, port, place.as_mut_ptr(), max as u32)
+        };
+        c_int::from(said == 0)
+    };
+    let written = usize::try_from(count).unwrap_or(0);
+    assert!(written <= max.max(1), "{written} pairs in {max}");
+    for pair in &place[..written] {
+        assert!(pair.smi_name.contains(&0), "a name has an end");
+        assert!(pair.smi_preferred_port <= 255, "a port");
+    }
+    let behind = &place[written..];
+    assert!(
+        behind
+            .iter()
+            .all(|pair| pair.gsi_preferred_port == u32::MAX),
+        "pairs behind the list"
+    );
+}
+
+fn untouched() -> CaPair {
+    CaPair {
+        smi_name: [c_char::MAX; NAME_LEN],
+        smi_preferred_port: u32::MAX,
+        gsi_name: [c_char::MAX; NAME_LEN],
+        gsi_preferred_port: u32::MAX,
+    }
 }
 
 fn guids(script: &mut Script<'_>) {

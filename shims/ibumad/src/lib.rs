@@ -10,6 +10,7 @@
 //!
 //! - `abi` has the structures that programs share with the library.
 //! - `device` lists adapters and ports.
+//! - `pair` tells which adapter is for datagrams of subnet management, and which for others.
 //! - `port` opens ports, registers for classes, sends and receives. An open port's number is a socket to
 //!   the subnet, so that programs can wait for it as they wait for umad's device files.
 //! - `datagram` accesses the parts of a datagram in a program's buffer.
@@ -23,5 +24,6 @@ mod client;
 mod datagram;
 mod device;
 pub mod fuzz;
+mod pair;
 mod port;
 mod text;

@@ -55,6 +55,19 @@ pub(crate) unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: 
     }
 }
 
+/// The same, for subnet management: each adapter of a subnet has that service.
+///
+/// # Safety
+/// As [`umad_open_port`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn umad_open_smi_port(
+    ca_name: *const c_char,
+    portnum: c_int,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { umad_open_port(ca_name, portnum) }
+}
+
 /// Closes a port.
 ///
 /// # Safety
