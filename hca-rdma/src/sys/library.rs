@@ -51,12 +51,18 @@ impl Loaded {
 
     /// The address of a function: of that version, or the default version if the library has no versions.
     fn find(&self, symbol: &CStr, version: &CStr) -> Option<*mut c_void> {
-        // SAFETY: the handle is that of a library that is never unloaded, the names end with zero bytes.
-        let found = unsafe { libc::dlvsym(self.handle, symbol.as_ptr(), version.as_ptr()) };
-        if !found.is_null() {
-            return Some(found);
+        // musl knows no versions.
+        #[cfg(target_env = "musl")]
+        let _ = version;
+        #[cfg(not(target_env = "musl"))]
+        {
+            // SAFETY: the handle is that of a library that is never unloaded, the names end with zero bytes.
+            let found = unsafe { libc::dlvsym(self.handle, symbol.as_ptr(), version.as_ptr()) };
+            if !found.is_null() {
+                return Some(found);
+            }
         }
-        // SAFETY: as above.
+        // SAFETY: the handle is that of a library that is never unloaded, the name ends with a zero byte.
         let found = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
         (!found.is_null()).then_some(found)
     }
