@@ -135,7 +135,7 @@ async fn udp_server(address: IpAddr, ready: Sender<IpAddr>) -> Result<()> {
     let net = open(address).await?;
     let mut clients = net.listen((address, PORT)).await?;
     ready.send(address)?;
-    let conn = clients.next().await.ok_or("no client")?;
+    let conn = clients.accept().await;
     while let Some(request) = conn.recv().await? {
         conn.send(request).posted().await?;
     }

@@ -2,7 +2,6 @@
 
 use std::hint::black_box;
 
-use futures::StreamExt;
 use futures::executor::block_on;
 use verbs::prelude::*;
 use verbs::sim::{Carrier, Network};
@@ -47,7 +46,7 @@ impl Hosts {
     /// # Errors
     /// Those of connecting.
     pub async fn connected(&mut self) -> Result<(Connection, Connection), Error> {
-        let accepted = async { Ok(self.listener.next().await.expect("it never ends")) };
+        let accepted = async { Ok(self.listener.accept().await) };
         let asked = self.client.connect(self.to).into_future();
         futures::future::try_join(asked, accepted).await
     }

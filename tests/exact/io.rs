@@ -56,7 +56,7 @@ fn awaitable_operations_allocate_nothing() {
         let client = network.host([10, 0, 0, 1]).open().await.expect("a host");
         let server = network.host([10, 0, 0, 2]).open().await.expect("a host");
         let mut listener = server.listen("10.0.0.2:7471").await.expect("a listener");
-        let accepted = async { Ok(listener.next().await.expect("it never ends")) };
+        let accepted = async { Ok(listener.accept().await) };
         let asked = client.connect("10.0.0.2:7471").into_future();
         let (a, b) = futures::future::try_join(asked, accepted)
             .await

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use futures::future::{join, try_join};
-use futures::{FutureExt, StreamExt};
 use hca_sim::{Hca, Loopback, Udp};
 use verbs_cm::resolver::Fixed;
 use verbs_io::{Connection, Endpoint, Error, Opening};
@@ -44,7 +44,7 @@ pub(crate) async fn endpoints(
 /// Connects the first to the second.
 pub(crate) async fn meet(nets: &[Endpoint; 2], at: &str) -> (Connection, Connection) {
     let mut listener = nets[1].listen(at).await.unwrap();
-    let accepted = async { Ok(listener.next().await.unwrap()) };
+    let accepted = async { Ok(listener.accept().await) };
     let asked = nets[0].connect(at).into_future();
     try_join(asked, accepted).await.unwrap()
 }

@@ -105,12 +105,12 @@ fn an_end() {
         if role == "serves" {
             let mut listener = net.listen(there).await.expect("it listens");
             eprintln!("{LISTENS}");
-            while let Some(conn) = listener.next().await {
+            loop {
+                let conn = listener.accept().await;
                 while let Ok(Some(message)) = conn.recv().await {
                     conn.send(message).await.expect("it is there");
                 }
             }
-            return;
         }
         let conn = net.connect(there.as_str()).await;
         let conn = conn.expect("somebody listens");

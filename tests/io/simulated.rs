@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::process::Command;
 use std::sync::Arc;
 
-use futures::StreamExt;
 use futures::future::{join, try_join};
 use hca_sim::Hca;
 use verbs_io::{Connection, Endpoint, Error, Opening};
@@ -41,7 +40,7 @@ pub(crate) async fn simulated(
     let nets = [open(&hcas[0]).await?, open(&hcas[1]).await?];
     let at = (HOSTS[1], 7471);
     let mut listener = nets[1].listen(at).await?;
-    let accepted = async { Ok(listener.next().await.unwrap()) };
+    let accepted = async { Ok(listener.accept().await) };
     let (a, b) = try_join(nets[0].connect(at).into_future(), accepted).await?;
     Ok(Simulated { a, b, hcas, nets })
 }

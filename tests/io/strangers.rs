@@ -89,7 +89,8 @@ impl Forger {
 
 /// The loop that programs write: one client after the other, each until it has gone.
 async fn serve(clients: &mut Listener, mut count: u32) -> Result<(), Error> {
-    while let Some(client) = clients.next().await {
+    loop {
+        let client = clients.accept().await;
         while let Some(message) = client.recv().await? {
             client.send(message).await?;
         }
@@ -196,7 +197,7 @@ fn connections_are_made_without_the_loop() {
         first.send(message(&first, "early").await).await.unwrap();
         let second = nets[0].connect(AT).await.unwrap();
         assert_eq!(clients.stats().established, 2);
-        let seen = clients.next().await.unwrap();
+        let seen = clients.accept().await;
         assert_eq!(text(&seen).await.unwrap(), "early");
         drop((first, seen));
         while nets.iter().any(|net| net.usage().connections > 1) {
@@ -219,7 +220,7 @@ fn a_client_without_a_place_is_refused() {
         let error = nets[0].connect(AT).await.unwrap_err();
         assert!(matches!(error, Error::Connect(_)), "{error}");
         assert_eq!(clients.stats().no_place, 1);
-        drop(clients.next().await.unwrap());
+        drop(clients.accept().await);
         first.closed().await;
         while nets[1].usage().connections > 0 {
             std::thread::yield_now();
@@ -252,7 +253,7 @@ fn a_screen_sees_requests() {
         assert!(why.private_data.starts_with(b"wrong word"), "{why:?}");
         let right = nets[0].connect(AT).private_data(b"right").await.unwrap();
         assert!(right.private_data().starts_with(b"welcome"));
-        let client: Connection = clients.next().await.unwrap();
+        let client: Connection = clients.accept().await;
         assert!(client.private_data().starts_with(b"right"));
         let stats = clients.stats();
         assert_eq!((stats.refused, stats.established), (1, 1));

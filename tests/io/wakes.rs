@@ -14,7 +14,6 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use hca_sim::link::{Arrival, Burst, PacketLink, Sent, Waiter, Wrap};
 use hca_sim::{Hca, Udp};
 use verbs_core::Access;
@@ -149,7 +148,7 @@ async fn serve(calls: &Arc<Calls>, listens: Sender<()>) -> Result<(), verbs_io::
     let net = open(1, calls).await?;
     let mut clients = net.listen((address(1), 7471)).await?;
     listens.send(()).expect("a client waits");
-    let client = clients.next().await.unwrap();
+    let client = clients.accept().await;
     while let Some(request) = client.recv().await? {
         client.send(request).posted().await?;
     }
@@ -210,7 +209,7 @@ fn no_packet_is_left_to_tasks_that_wait() {
         let mut clients = server.listen((address(4), 7471)).await?;
         for _ in 0..CONNECTIONS {
             let asked = client.connect((address(4), 7471)).into_future();
-            let accepted = async { Ok(clients.next().await.unwrap()) };
+            let accepted = async { Ok(clients.accept().await) };
             let (a, b) = futures::future::try_join(asked, accepted).await?;
             let region = server.region(LEN, Access::REMOTE).await?;
             let token = region.token(0..LEN).unwrap();

@@ -12,8 +12,7 @@ use crate::error::Error;
 use crate::lane::POOL;
 use crate::lane::slot::Fault;
 use crate::link::{ConnectionStats, Link, keepalive};
-use crate::op::kind::{CompareSwap, FetchAdd, Read, Send, Write};
-use crate::op::{Adding, Batch, Reading, Receiving, Sending, Swapping, Taking, Writing};
+use crate::op::{self, Batch, kind};
 use crate::region::{Token, Word};
 
 /// A reliable connection: messages both ways, and the peer's memory.
@@ -52,7 +51,7 @@ impl Connection {
         &self.link
     }
 
-    /// Sends a message. Completes when the peer's adapter has acknowledged it; see [`Sending::posted`] for
+    /// Sends a message. Completes when the peer's adapter has acknowledged it; see [`op::Send::posted`] for
     /// pipelines.
     ///
     /// The peer takes it with [`recv`](Connection::recv). It must not be longer than the peer's buffers, or the
@@ -69,8 +68,8 @@ impl Connection {
     /// # Context
     /// Never blocks; may be polled by any executor, on any thread.
     #[inline]
-    pub fn send(&self, buf: Buf) -> Sending<'_> {
-        Sending::new(&self.link, Ok(Send), buf)
+    pub fn send(&self, buf: Buf) -> op::Send<'_> {
+        op::Send::new(&self.link, Ok(kind::Send), buf)
     }
 
     /// Writes the buffer to the start of the peer's memory that `to` is about. The peer is not told.
@@ -82,9 +81,9 @@ impl Connection {
     /// # Cancel safety
     /// As [`Connection::send`].
     #[inline]
-    pub fn write(&self, buf: Buf, to: Token) -> Writing<'_> {
-        let kind = Write::to(to, buf.len());
-        Writing::new(&self.link, kind, buf)
+    pub fn write(&self, buf: Buf, to: Token) -> op::Write<'_> {
+        let kind = kind::Write::to(to, buf.len());
+        op::Write::new(&self.link, kind, buf)
     }
 
     /// Fills the buffer, as long as it is, from the start of the peer's memory that `from` is about.
@@ -95,9 +94,9 @@ impl Connection {
     /// # Cancel safety
     /// As [`Connection::send`].
     #[inline]
-    pub fn read(&self, buf: Buf, from: Token) -> Reading<'_> {
-        let kind = Read::from(from, buf.len());
-        Reading::new(&self.link, kind, buf)
+    pub fn read(&self, buf: Buf, from: Token) -> op::Read<'_> {
+        let kind = kind::Read::from(from, buf.len());
+        op::Read::new(&self.link, kind, buf)
     }
 
     /// Replaces a word of the peer's by `new` if it is `old`. Yields what it was: the swap took place if that is
@@ -109,8 +108,8 @@ impl Connection {
     /// # Cancel safety
     /// Dropped after its first poll, the swap may still take place.
     #[inline]
-    pub fn compare_swap(&self, word: Word, old: u64, new: u64) -> Swapping<'_> {
-        Swapping::new(&self.link, CompareSwap::of(word, old, new))
+    pub fn compare_swap(&self, word: Word, old: u64, new: u64) -> op::CompareSwap<'_> {
+        op::CompareSwap::new(&self.link, kind::CompareSwap::of(word, old, new))
     }
 
     /// Adds to a word of the peer's, modulo 2^64. Yields what it was.
@@ -121,8 +120,8 @@ impl Connection {
     /// # Cancel safety
     /// As [`Connection::compare_swap`].
     #[inline]
-    pub fn fetch_add(&self, word: Word, n: u64) -> Adding<'_> {
-        Adding::new(&self.link, FetchAdd::of(word, n))
+    pub fn fetch_add(&self, word: Word, n: u64) -> op::FetchAdd<'_> {
+        op::FetchAdd::new(&self.link, kind::FetchAdd::of(word, n))
     }
 
     /// A batch: several operations that are posted with one doorbell, which costs the device less than one by one.
@@ -145,8 +144,8 @@ impl Connection {
     /// # Cancel safety
     /// No message is lost: one that had been given to a future that is dropped goes to the next.
     #[inline]
-    pub fn recv(&self) -> Receiving<'_> {
-        Receiving::new(&self.link)
+    pub fn recv(&self) -> op::Recv<'_> {
+        op::Recv::new(&self.link)
     }
 
     /// A buffer of the endpoint's pool, with its length set to all of its room; waits until there is one. Tasks get
@@ -154,8 +153,8 @@ impl Connection {
     ///
     /// # Cancel safety
     /// A buffer that had been given to a future that is dropped goes back.
-    pub fn buf(&self) -> Taking<'_> {
-        Taking::new(self.link.core(), POOL)
+    pub fn buf(&self) -> op::TakeBuf<'_> {
+        op::TakeBuf::new(self.link.core(), POOL)
     }
 
     /// Waits until everything posted has completed, then ends the connection. The peer's tasks get what was sent

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::lane::{Lane, POOL, Side, Sizes};
 use crate::lane::{reap, sleep};
 use crate::link::keepalive::{KEEPALIVE, KEEPALIVE_MIN};
-use crate::op::Taking;
+use crate::op;
 use crate::region::Region;
 
 /// One of the device's ports with buffers and completion queues: makes connections, and is used by all of them.
@@ -122,15 +122,14 @@ impl Endpoint {
     /// is free. The [`Listener`](crate::Listener) yields connections that are established.
     ///
     /// ```no_run
-    /// # use futures::StreamExt;
     /// # async fn serve(client: verbs_io::Connection) {}
     /// # fn spawn(task: impl Future<Output = ()>) {}
     /// # async fn example(net: verbs_io::Endpoint) -> Result<(), verbs_io::Error> {
     /// let mut clients = net.listen("0.0.0.0:7471").await?;
-    /// while let Some(client) = clients.next().await {
+    /// loop {
+    ///     let client = clients.accept().await;
     ///     spawn(serve(client));
     /// }
-    /// # Ok(())
     /// # }
     /// ```
     ///
@@ -148,8 +147,8 @@ impl Endpoint {
     ///
     /// # Cancel safety
     /// A buffer that had been given to a future that is dropped goes back.
-    pub fn buf(&self) -> Taking<'_> {
-        Taking::new(&self.core, POOL)
+    pub fn buf(&self) -> op::TakeBuf<'_> {
+        op::TakeBuf::new(&self.core, POOL)
     }
 
     /// A buffer of the pool, if there is one now.
@@ -224,8 +223,8 @@ impl Pool {
     ///
     /// # Cancel safety
     /// A buffer that had been given to a future that is dropped goes back.
-    pub fn buf(&self) -> Taking<'_> {
-        Taking::new(&self.core, self.pool)
+    pub fn buf(&self) -> op::TakeBuf<'_> {
+        op::TakeBuf::new(&self.core, self.pool)
     }
 
     /// A buffer, if there is one now.

@@ -56,7 +56,7 @@ mod endpoint;
 mod error;
 mod lane;
 mod link;
-mod op;
+pub mod op;
 mod region;
 mod stream;
 
@@ -65,15 +65,11 @@ pub(crate) use lane::core;
 
 pub use buf::Buf;
 pub use connect::Connecting;
-pub use connect::listen::{Answer, Incoming, Listener, ListenerStats, Listening};
+pub use connect::listen::{Accept, Answer, Incoming, Listener, ListenerStats, Listening};
 pub use connection::Connection;
 pub use endpoint::{Driver, Endpoint, Opening, Pool, Usage};
 pub use error::{BadAddress, Cause, Error, Failed, Operation};
 pub use link::ConnectionStats;
-pub use op::{
-    Adding, Batch, Batched, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping,
-    Taking, Writing,
-};
 pub use region::{Region, Token, Word};
 pub use stream::RdmaStream;
 pub use verbs_cm::Ended;

@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use verbs::cm::Connection;
-use verbs::control::{
-    Access, Cq, Extent, Layout, LocalInv, Memory, Mr, Pd, QpInit, Read, Wc, Write,
-};
+use verbs::control::{Access, Cq, Extent, Layout, Memory, Mr, Pd, QpInit};
 use verbs::sim::Network;
+use verbs::wc::Wc;
+use verbs::wr::{LocalInv, Read, Write};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

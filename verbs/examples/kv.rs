@@ -87,7 +87,7 @@ fn main() -> Result<(), Error> {
         let net = network.host([127, 0, 0, 2]).open().await?;
         let mut clients = server.listen("127.0.0.1:7471").await?;
         let serving = async {
-            let conn = clients.next().await.ok_or("no client")?;
+            let conn = clients.accept().await;
             serve(&server, conn).await
         };
         futures::try_join!(serving, client(&net))?;

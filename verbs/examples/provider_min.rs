@@ -1,6 +1,6 @@
 //! The smallest provider that passes the conformance suite: the verbs that every provider has, answered in place, for a
 //! device without a wire. The guide for real ones, which keep commands until hardware answers, is
-//! `verbs::control::provider`.
+//! `verbs::provider`.
 //!
 //! `cargo run --features testing --example provider_min`
 
@@ -11,6 +11,9 @@ use verbs::control::qp::{CreateQp, ModifyQp, QpCore};
 use verbs::control::*;
 use verbs::provider::testing::Subject;
 use verbs::provider::testing::conformance::{self, CHECKS, CORE};
+use verbs::provider::{Provider, RawCq, RawRecvQueue, RawSendQueue};
+use verbs::wc::Wc;
+use verbs::wr::{SendWr, Sge};
 
 /// Entries of a queue.
 const DEPTH: u32 = 64;

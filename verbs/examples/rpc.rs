@@ -30,10 +30,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         .await?;
     if args[1] == "server" {
         let mut clients = net.listen((here, 7471)).await?;
-        while let Some(conn) = clients.next().await {
+        loop {
+            let conn = clients.accept().await;
             tokio::spawn(async move { println!("over: {:?}", serve(&conn).await) });
         }
-        return Ok(());
     }
     let conn = net
         .connect(args.get(3).ok_or("which server?")?.as_str())

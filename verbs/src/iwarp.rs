@@ -18,7 +18,6 @@ pub trait IwarpEndpoint {
     ///
     /// # Examples
     /// ```
-    /// use futures::StreamExt;
     /// use verbs::prelude::*;
     ///
     /// # fn main() -> Result<(), verbs::Error> {
@@ -26,8 +25,8 @@ pub trait IwarpEndpoint {
     /// let net = Endpoint::iwarp([127, 0, 0, 1]).open().await?;
     /// let mut listener = net.listen("127.0.0.1:0").await?;
     /// let addr = listener.local_addr();
-    /// let (ours, theirs) = futures::join!(net.connect(addr).into_future(), listener.next());
-    /// let (ours, theirs) = (ours?, theirs.expect("a listener never ends"));
+    /// let (ours, theirs) = futures::join!(net.connect(addr).into_future(), listener.accept());
+    /// let ours = ours?;
     ///
     /// let mut buf = ours.buf().await;
     /// buf.fill_from(b"hello");

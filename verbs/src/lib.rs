@@ -16,6 +16,31 @@
 //! # }
 //! ```
 //!
+//! # RDMA in five nouns
+//!
+//! ```text
+//!          this program                              the peer
+//!   ┌──────────────────────┐                ┌──────────────────────┐
+//!   │  memory: Buf         │                │  memory: Region      │
+//!   │    │                 │                │    ^                 │
+//!   │    │ work request    │  WRITE, READ   │    │                 │
+//!   │    v                 │  ┌─────────────┼────┘                 │
+//!   │  queue pair ─────────┼──┴─────────────┼─>queue pair          │
+//!   │    │                 │  messages      │    │                 │
+//!   │    v                 │                │    v                 │
+//!   │  completion queue    │                │  completion queue    │
+//!   └──────────────────────┘                └──────────────────────┘
+//! ```
+//!
+//! * A **memory region** is memory that the adapter may reach: it is registered first. A [`Buf`] is a piece of one.
+//! * A **queue pair** is one end of a connection: a queue of what is to be sent and one of buffers for what arrives. A
+//!   [`Connection`] has one, and keeps its buffers for arrivals filled.
+//! * A **work request** is an entry of such a queue: send this, write that to the peer. The adapter carries it out while the
+//!   program goes on. [`Connection::send`] makes one.
+//! * A **completion queue** tells what is done. An awaited operation takes its completion from there.
+//! * A **key** lets a peer read and write a region without its owner's program: no code runs there, and no message arrives. A
+//!   [`Token`] holds the key, the address and the length; the owner sends it to whom it trusts.
+//!
 //! # Three doors
 //!
 //! * **Programs** use what is on this page. An [`Endpoint`] has buffers and makes [`Connection`]s; a connection sends
@@ -50,6 +75,7 @@
 //! endpoint's buffers do. Counts are totals since the object was created; a monitor takes differences.
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod guide;
 #[cfg(feature = "iwarp")]
 mod iwarp;
@@ -90,19 +116,10 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The futures of operations, by name.
+/// The futures of operations, each by the name of its operation.
 pub mod op {
     #[doc(inline)]
-    pub use verbs_io::{
-        Adding, Batch, Batched, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping,
-        Taking, Writing,
-    };
-}
-
-/// The verbs themselves: objects, requests with three front ends, events.
-pub mod control {
-    #[doc(no_inline)]
-    pub use verbs_core::*;
+    pub use verbs_io::{Accept, op::*};
 }
 
 /// Work requests, for queues that a program posts to by itself.

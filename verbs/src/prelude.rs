@@ -8,7 +8,6 @@
 //! }
 //! ```
 
-pub use futures::StreamExt as _;
 pub use verbs_core::{Access, Device};
 pub use verbs_io::{Buf, Connection, Endpoint, Listener, Pool, Region, Token, Word};
 

@@ -10,7 +10,7 @@
 //!     let server = network.host([10, 0, 0, 1]).open().await?;
 //!     let client = network.host([10, 0, 0, 2]).message_size(1 << 20).open().await?;
 //!     let mut listener = server.listen("10.0.0.1:7471").await?;
-//!     let accepted = async { Ok(listener.next().await.expect("it never ends")) };
+//!     let accepted = async { Ok(listener.accept().await) };
 //!     let asked = client.connect("10.0.0.1:7471").into_future();
 //!     let (a, b) = futures::try_join!(asked, accepted)?;
 //!     a.close().await?;
@@ -32,8 +32,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::{fmt, io};
 
+use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
-use futures::{FutureExt, StreamExt};
 use verbs_cm::resolver::{Hop, Query, Resolver};
 use verbs_core::mad::PortInfo;
 use verbs_core::provider::Provider;
@@ -69,12 +69,7 @@ pub async fn pair() -> Result<(Connection, Connection), Error> {
     let server = network.host(there).open().await?;
     let at = (IpAddr::from(there), 7471);
     let mut listener = server.listen(at).await?;
-    let accepted = async {
-        match listener.next().await {
-            Some(accepted) => Ok(accepted),
-            None => unreachable!("listeners never end"),
-        }
-    };
+    let accepted = async { Ok(listener.accept().await) };
     futures::future::try_join(client.connect(at).into_future(), accepted).await
 }
 

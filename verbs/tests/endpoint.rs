@@ -2,7 +2,6 @@
 
 #![cfg(all(feature = "iwarp", feature = "simulator"))]
 
-use futures::StreamExt;
 use verbs::prelude::*;
 
 /// Goal: a name is connected to: its addresses are tried until one answers, and no name is looked up for an address. A name
@@ -16,8 +15,8 @@ fn a_name_is_connected_to() {
             .expect("an endpoint");
         let mut listener = net.listen("127.0.0.1:0").await.expect("a listener");
         let name = format!("localhost:{}", listener.local_addr().port());
-        let (ours, theirs) = futures::join!(net.connect(name).into_future(), listener.next());
-        let (ours, theirs) = (ours.expect("connected"), theirs.expect("it never ends"));
+        let (ours, theirs) = futures::join!(net.connect(name).into_future(), listener.accept());
+        let (ours, theirs) = (ours.expect("connected"), theirs);
         assert!(ours.peer_addr().ip().is_loopback());
         let connections = net.usage().connections;
         for (text, part) in [

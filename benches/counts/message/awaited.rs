@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use futures::executor::block_on;
 use futures::future::poll_immediate;
-use futures::{FutureExt, StreamExt, pin_mut};
+use futures::{FutureExt, pin_mut};
 use verbs::prelude::*;
 use verbs::sim::Network;
 
@@ -37,7 +37,7 @@ impl Subject {
         let client = network.host([10, 0, 0, 1]).open().await?;
         let server = network.host([10, 0, 0, 2]).open().await?;
         let mut listener = server.listen("10.0.0.2:7471").await?;
-        let accepted = async { Ok(listener.next().await.expect("it never ends")) };
+        let accepted = async { Ok(listener.accept().await) };
         let asked = client.connect("10.0.0.2:7471").into_future();
         let (a, b) = futures::try_join!(asked, accepted)?;
         let region = server.region(4096, Access::REMOTE).await?;

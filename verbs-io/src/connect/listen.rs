@@ -134,6 +134,32 @@ impl Listener {
         self.local
     }
 
+    /// The next connection that a peer has asked for. Listeners do not end.
+    ///
+    /// ```no_run
+    /// # async fn example(net: &verbs_io::Endpoint) -> Result<(), verbs_io::Error> {
+    /// let mut listener = net.listen("0.0.0.0:7471").await?;
+    /// loop {
+    ///     let conn = listener.accept().await;
+    ///     println!("{} is here", conn.peer_addr());
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, no connection is lost.
+    pub fn accept(&mut self) -> Accept<'_> {
+        Accept(self)
+    }
+
+    fn poll_accept(&self, cx: &Context<'_>) -> Poll<Connection> {
+        self.door.waker.register(cx.waker());
+        match self.door.state.lock().established.pop_front() {
+            Some(connection) => Poll::Ready(connection),
+            None => Poll::Pending,
+        }
+    }
+
     /// What has become of the requests so far.
     pub fn stats(&self) -> ListenerStats {
         let state = self.door.state.lock();
@@ -149,11 +175,20 @@ impl Stream for Listener {
 
     /// Never ends.
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Connection>> {
-        self.door.waker.register(cx.waker());
-        match self.door.state.lock().established.pop_front() {
-            Some(connection) => Poll::Ready(Some(connection)),
-            None => Poll::Pending,
-        }
+        self.poll_accept(cx).map(Some)
+    }
+}
+
+/// Takes the next connection of a listener: [`Listener::accept`].
+#[must_use = "no connection is taken until it is awaited"]
+#[derive(Debug)]
+pub struct Accept<'a>(&'a mut Listener);
+
+impl Future for Accept<'_> {
+    type Output = Connection;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Connection> {
+        self.0.poll_accept(cx)
     }
 }
 

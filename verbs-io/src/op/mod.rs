@@ -1,7 +1,8 @@
-//! Operations as futures.
+//! The futures of operations, each by the name of its operation: [`Send`] is what
+//! [`Connection::send`](crate::Connection::send) returns. Programs rarely name them: an `async` function awaits them.
 //!
-//! None does anything before its first poll. From then on its slot, if it needs one, and its buffer are the lane's,
-//! until the future takes them back or is dropped.
+//! None does anything before its first poll. From then on its buffer belongs to the operation, until the future returns it or
+//! is dropped.
 
 mod atomic;
 mod batch;
@@ -20,7 +21,7 @@ use crate::buf::Buf;
 use crate::error::{Error, Failed};
 
 use atomic::Atomic;
-use kind::{Checked, CompareSwap, FetchAdd, Read, Send, Write};
+use kind::Checked;
 use moving::Moving;
 use posting::Posting;
 
@@ -28,10 +29,10 @@ pub(crate) use posting::Post;
 pub(crate) use receive::Place;
 
 pub use batch::{Batch, Batched};
-pub use receive::{Receiving, Taking};
+pub use receive::{Recv, TakeBuf};
 
 macro_rules! futures {
-    ($($(#[$doc:meta])* $Name:ident($Inner:ident<$Kind:ident>) -> $Output:ty, $($build:ident: $Arg:ty),*;)*) => { $(
+    ($($(#[$doc:meta])* $Name:ident($Inner:ident<$Kind:ty>) -> $Output:ty, $($build:ident: $Arg:ty),*;)*) => { $(
         $(#[$doc])*
         #[must_use = "nothing happens until it is awaited"]
         pub struct $Name<'a>($Inner<'a, $Kind>);
@@ -65,23 +66,23 @@ macro_rules! futures {
 }
 
 futures! {
-    /// A message that is to be sent: [`Connection::send`](crate::Connection::send).
-    Sending(Moving<Send>) -> Result<Buf, Failed>, buf: Buf;
-    /// A WRITE that is to be done: [`Connection::write`](crate::Connection::write).
-    Writing(Moving<Write>) -> Result<Buf, Failed>, buf: Buf;
-    /// A READ that is to be done: [`Connection::read`](crate::Connection::read).
-    Reading(Moving<Read>) -> Result<Buf, Failed>, buf: Buf;
-    /// A compare and swap that is to be done: [`Connection::compare_swap`](crate::Connection::compare_swap).
-    Swapping(Atomic<CompareSwap>) -> Result<u64, Error>, ;
-    /// A fetch and add that is to be done: [`Connection::fetch_add`](crate::Connection::fetch_add).
-    Adding(Atomic<FetchAdd>) -> Result<u64, Error>, ;
-    /// A message that is to be posted: [`Sending::posted`].
-    PostingSend(Posting<Send>) -> Result<(), Failed>, buf: Buf;
-    /// A WRITE that is to be posted: [`Writing::posted`].
-    PostingWrite(Posting<Write>) -> Result<(), Failed>, buf: Buf;
+    /// Sends a message: [`Connection::send`](crate::Connection::send).
+    Send(Moving<kind::Send>) -> Result<Buf, Failed>, buf: Buf;
+    /// Writes to the peer's memory: [`Connection::write`](crate::Connection::write).
+    Write(Moving<kind::Write>) -> Result<Buf, Failed>, buf: Buf;
+    /// Reads the peer's memory: [`Connection::read`](crate::Connection::read).
+    Read(Moving<kind::Read>) -> Result<Buf, Failed>, buf: Buf;
+    /// Compares and swaps a word of the peer's memory: [`Connection::compare_swap`](crate::Connection::compare_swap).
+    CompareSwap(Atomic<kind::CompareSwap>) -> Result<u64, Error>, ;
+    /// Adds to a word of the peer's memory, and returns what it was: [`Connection::fetch_add`](crate::Connection::fetch_add).
+    FetchAdd(Atomic<kind::FetchAdd>) -> Result<u64, Error>, ;
+    /// Waits until a message is in the send queue: [`Send::posted`].
+    PostSend(Posting<kind::Send>) -> Result<(), Failed>, buf: Buf;
+    /// Waits until a WRITE is in the send queue: [`Write::posted`].
+    PostWrite(Posting<kind::Write>) -> Result<(), Failed>, buf: Buf;
 }
 
-impl<'a> Sending<'a> {
+impl<'a> Send<'a> {
     /// Waits only until the message is in the send queue: for pipelines. The buffer goes back by itself. A failure
     /// ends the connection, so a later operation tells.
     ///
@@ -90,22 +91,22 @@ impl<'a> Sending<'a> {
     ///
     /// # Cancel safety
     /// Dropped while it waits for room, the message is not sent.
-    pub fn posted(self) -> PostingSend<'a> {
+    pub fn posted(self) -> PostSend<'a> {
         let (conn, kind, buf) = self.0.into_parts();
-        PostingSend::new(conn, kind, buf)
+        PostSend::new(conn, kind, buf)
     }
 }
 
-impl<'a> Writing<'a> {
-    /// As [`Sending::posted`].
+impl<'a> Write<'a> {
+    /// As [`Send::posted`].
     ///
     /// # Errors
     /// As [`Connection::write`](crate::Connection::write), for what is known when it is posted.
     ///
     /// # Cancel safety
     /// Dropped while it waits for room, nothing is written.
-    pub fn posted(self) -> PostingWrite<'a> {
+    pub fn posted(self) -> PostWrite<'a> {
         let (conn, kind, buf) = self.0.into_parts();
-        PostingWrite::new(conn, kind, buf)
+        PostWrite::new(conn, kind, buf)
     }
 }

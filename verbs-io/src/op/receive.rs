@@ -15,17 +15,17 @@ use crate::lane::slot::{Fault, NONE, State};
 use crate::lane::{reap, sleep};
 use crate::link::Link;
 
-/// The next message: [`Connection::recv`](crate::Connection::recv).
+/// Receives the next message: [`Connection::recv`](crate::Connection::recv).
 #[must_use = "nothing is received until it is awaited"]
-pub struct Receiving<'a> {
+pub struct Recv<'a> {
     link: &'a Link,
     place: Place,
 }
 
-/// A buffer of a pool: [`Connection::buf`](crate::Connection::buf), [`Endpoint::buf`](crate::Endpoint::buf),
-/// [`Pool::buf`](crate::Pool::buf).
+/// Takes a buffer of a pool, or waits until there is one: [`Connection::buf`](crate::Connection::buf),
+/// [`Endpoint::buf`](crate::Endpoint::buf), [`Pool::buf`](crate::Pool::buf).
 #[must_use = "there is no buffer until it is awaited"]
-pub struct Taking<'a> {
+pub struct TakeBuf<'a> {
     core: &'a Handle,
     pool: u32,
     place: Place,
@@ -207,7 +207,7 @@ fn over(link: &Link, fault: Fault) -> Result<Option<Buf>, Error> {
     }
 }
 
-impl<'a> Receiving<'a> {
+impl<'a> Recv<'a> {
     #[inline(always)]
     pub(crate) fn new(link: &'a Link) -> Self {
         Self {
@@ -217,7 +217,7 @@ impl<'a> Receiving<'a> {
     }
 }
 
-impl Future for Receiving<'_> {
+impl Future for Recv<'_> {
     type Output = Result<Option<Buf>, Error>;
 
     #[inline(always)]
@@ -227,7 +227,7 @@ impl Future for Receiving<'_> {
     }
 }
 
-impl<'a> Taking<'a> {
+impl<'a> TakeBuf<'a> {
     pub(crate) fn new(core: &'a Handle, pool: u32) -> Self {
         Self {
             core,
@@ -237,7 +237,7 @@ impl<'a> Taking<'a> {
     }
 }
 
-impl Future for Taking<'_> {
+impl Future for TakeBuf<'_> {
     type Output = Buf;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Buf> {
@@ -246,27 +246,27 @@ impl Future for Taking<'_> {
     }
 }
 
-impl Drop for Receiving<'_> {
+impl Drop for Recv<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.place.leave(self.link.core());
     }
 }
 
-impl Drop for Taking<'_> {
+impl Drop for TakeBuf<'_> {
     fn drop(&mut self) {
         self.place.leave(self.core);
     }
 }
 
-impl fmt::Debug for Receiving<'_> {
+impl fmt::Debug for Recv<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiving").finish_non_exhaustive()
+        f.debug_struct("Recv").finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Taking<'_> {
+impl fmt::Debug for TakeBuf<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Taking").finish_non_exhaustive()
+        f.debug_struct("TakeBuf").finish_non_exhaustive()
     }
 }

@@ -40,7 +40,7 @@
 //! # Many at a time
 //!
 //! `send(buf).await` completes when the peer's adapter has acknowledged the message. A program that has much to send
-//! does not wait for each: it has several tasks, or it uses [`posted`](crate::op::Sending::posted), which waits only for
+//! does not wait for each: it has several tasks, or it uses [`posted`](crate::op::Send::posted), which waits only for
 //! room in the queue. A [`batch`](crate::Connection::batch) posts several with one doorbell. Operations of a connection
 //! are carried out in the order in which they were first polled.
 //!
