@@ -266,8 +266,14 @@ impl DirectPath {
     }
 
     /// Asks the thread that posts receives there to call. A call may be missed; the RNR timer expires anyway.
-    pub(crate) fn want(&self, wanted: bool) {
-        self.ask(QpWord::CALL, wanted);
+    pub(crate) fn want(&self, sender: Weak<dyn QpEvents>) {
+        self.ring.keep_sender(sender);
+        self.ask(QpWord::CALL, true);
+    }
+
+    /// The thread that posts receives there need not call.
+    pub(crate) fn want_none(&self) {
+        self.ask(QpWord::CALL, false);
     }
 
     fn ask(&self, what: u8, wanted: bool) {

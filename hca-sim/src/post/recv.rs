@@ -157,8 +157,9 @@ impl RecvPoster {
     }
 
     fn call_if_asked(&self) {
-        if self.gate.asked.load(Relaxed) & QpWord::CALL != 0 {
-            self.qp.call_sender();
+        let ring = self.ring.as_deref();
+        if let (true, Some(ring)) = (self.gate.asked.load(Relaxed) & QpWord::CALL != 0, ring) {
+            ring.call_sender();
         }
     }
 

@@ -83,8 +83,8 @@ pub(crate) struct QueuePair {
     pub(crate) core: OnceLock<Weak<QpCore>>,
 }
 
-/// The state that control verbs change. Locked under the lock of the link, or alone; never held during a wait for
-/// anything else.
+/// The state that control verbs change, under the lock of the link. Its own lock is held only while a part of it is copied
+/// or replaced, and no other lock is taken meanwhile: posts take it, too.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     /// `None` as long as none was ever set. In RESET they are the default.
@@ -317,16 +317,6 @@ impl QueuePair {
             mrs: Arc::clone(&self.port.mrs),
             qp: Arc::downgrade(self) as Weak<dyn QpEvents>,
         })
-    }
-
-    /// A receive was posted that the peer's machine waits for.
-    #[cold]
-    pub(crate) fn call_sender(&self) {
-        let attr = self.control.lock().attr();
-        let peer = pairing::named_peer(&self.port.link.lock(), &attr).cloned();
-        if let Some(peer) = peer {
-            peer.kick();
-        }
     }
 
     /// Whether sends can be posted, and the state.

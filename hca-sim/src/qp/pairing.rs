@@ -11,7 +11,7 @@ use verbs_core::{Access, QpAttr, QpState};
 use crate::direct::message::{DirectSender, Tamper};
 use crate::direct::path::{DirectPath, DirectReceiver, Granted};
 use crate::link::Directory;
-use crate::qp::{Control, Links, QueuePair};
+use crate::qp::{Links, QueuePair};
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::CqRing;
 use crate::queue::recv::RecvRing;
@@ -42,21 +42,18 @@ pub(super) fn repair_both(
 
 /// Brings the direct path from here to `peer` up to date.
 fn repair_out(qp: &Arc<QueuePair>, peer: Option<&Arc<QueuePair>>, links: &Links) -> Touched {
-    let mut control = qp.control.lock();
+    let (attr, out) = {
+        let control = qp.control.lock();
+        (control.attr(), control.out.clone())
+    };
     if let Some(peer) = peer
-        && !leads_to(&control, peer)
+        && !leads_to(out.as_deref(), &attr, peer)
     {
         // This queue pair names another peer: its direct path, if any, does not end here.
         return Touched::NOBODY;
     }
-    let attr = control.attr();
-    // A queue pair can be its own peer, and then its attributes are locked already.
-    let theirs = match peer {
-        Some(peer) if Arc::ptr_eq(peer, qp) => Some(attr),
-        Some(peer) => Some(peer.control.lock().attr()),
-        None => None,
-    };
-    let alive = control.out.as_ref().filter(|direct| direct.is_alive());
+    let theirs = peer.map(|peer| peer.control.lock().attr());
+    let alive = out.filter(|direct| direct.is_alive());
     let fits = peer.zip(theirs).filter(|(peer, theirs)| {
         // A living direct path keeps the numbers in step, as messages advance both.
         (alive.is_some() || may_land_in(qp, peer)) && fits(qp, &attr, peer, theirs, links)
@@ -70,11 +67,18 @@ fn repair_out(qp: &Arc<QueuePair>, peer: Option<&Arc<QueuePair>>, links: &Links)
                 let (granted, door) = (granted(&theirs), peer.door());
                 let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
                 let direct = DirectPath::new(as_responder(peer, recvs), granted, mtu, door);
-                control.out = Some(qp.port.slabs.arc_or_abort(direct));
+                replace_out(qp, direct);
             }
             Touched::NOBODY
         }
     }
+}
+
+/// Gives a queue pair another direct path, under the lock of the link.
+fn replace_out(qp: &QueuePair, direct: DirectPath) {
+    let direct = qp.port.slabs.arc_or_abort(direct);
+    let before = qp.control.lock().out.replace(direct);
+    drop(before);
 }
 
 /// The part of this queue pair that its messages need.
@@ -108,17 +112,15 @@ fn as_responder(qp: &Arc<QueuePair>, ring: &SlabArc<RecvRing>) -> DirectReceiver
 /// inside the old one. Both may be used in the meantime: only the poster can be inside the old one, and only the
 /// poster, or the machine, which has no work for it, inside the new one.
 fn renew_out(qp: &QueuePair, peer: &Arc<QueuePair>) -> Option<Touched> {
-    let mut control = qp.control.lock();
-    let old = control.out.take_if(|direct| direct.leads_into(peer))?;
-    control.out = Some(qp.port.slabs.arc_or_abort(old.renewed()));
+    let old = qp.control.lock().out.clone();
+    let old = old.filter(|direct| direct.leads_into(peer))?;
+    replace_out(qp, old.renewed());
     Some(old.kill())
 }
 
 /// Whether the direct path from here, or the peer's name in the attributes, is this peer's.
-fn leads_to(control: &Control, peer: &Arc<QueuePair>) -> bool {
-    let direct = control.out.as_ref();
-    direct.is_some_and(|direct| direct.leads_into(peer))
-        || control.attr().dest_qpn == Some(peer.qpn)
+fn leads_to(out: Option<&DirectPath>, attr: &QpAttr, peer: &Arc<QueuePair>) -> bool {
+    out.is_some_and(|direct| direct.leads_into(peer)) || attr.dest_qpn == Some(peer.qpn)
 }
 
 /// Whether messages can go from here into `peer` (module [`crate::direct::path`]).

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use futures::executor::block_on;
 use verbs_core::sync::{Arc, thread};
-use verbs_core::{Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, QpType, Recv, Send, Wc};
+use verbs_core::{Access, Cq, Device, Memory, Mr, Pd, Qp, QpAttr, QpInit, QpType, Recv, Send, Wc};
 
 use crate::hca::Hca;
 use crate::link::Udp;
@@ -62,13 +62,63 @@ fn carry(ends: &mut [End; 2]) {
     }
 }
 
+/// Messages in both directions, each sent before there is a receive for it: the receive that is posted then calls the
+/// sender's machine.
+fn carry_late(ends: &mut [End; 2]) {
+    for _ in 0..4 {
+        let [from, to] = &mut *ends;
+        let send = Send::new(2).from(from.mr.slice(0..64)).signaled();
+        from.qp.post_send(send).unwrap();
+        let mut out = [Wc::default(); 4];
+        assert!(from.cq.poll(&mut out).is_empty(), "there is no receive");
+        let recv = Recv::new(1).into(to.mr.slice(0..64));
+        to.qp.post_recv(recv).unwrap();
+        for end in &mut *ends {
+            let some = end.cq.poll(&mut out);
+            assert!(matches!(some, [wc] if wc.is_ok()), "{some:?}");
+        }
+        ends.swap(0, 1);
+    }
+}
+
+/// A change that takes nothing away, and that the next post has to find.
+fn change(end: &End) {
+    let attr = QpAttr {
+        min_rnr_timer: Some(7),
+        ..QpAttr::default()
+    };
+    end.qp.modify(attr).wait().unwrap();
+}
+
+/// Carries messages on another thread while locks are held here. Whether that ends, without a look at a clock.
+fn is_carried<H>(
+    mut ends: [End; 2],
+    held: H,
+    carries: impl FnOnce(&mut [End; 2]) + std::marker::Send + 'static,
+) -> bool {
+    let worker = thread::spawn(move || {
+        carries(&mut ends);
+        ends
+    });
+    let in_time = (0..2_000_000).any(|_| {
+        thread::yield_now();
+        worker.is_finished()
+    });
+    drop(held);
+    drop(worker.join().unwrap());
+    in_time
+}
+
+fn on_loopback() -> [Arc<Hca>; 2] {
+    let loopback = Loopback::with_seed(1);
+    [1, 2].map(|_| Hca::on(&loopback).build())
+}
+
 /// Goal: no post and no poll of a queue pair whose messages are packets waits for a control verb that works on it (A3).
 /// Method: while another thread posts and polls, the control locks of both ends are held; over UDP, and unreliable connections
 /// on a loopback link.
 #[test]
 fn a_post_over_packets_waits_for_no_control_verb() {
-    let loopback = Loopback::with_seed(1);
-    let on_loopback = || [1, 2].map(|_| Hca::on(&loopback).build());
     let over_udp = || {
         [1, 2].map(|last| {
             let address = IpAddr::V4(Ipv4Addr::new(127, 77, 0, last));
@@ -86,16 +136,31 @@ fn a_post_over_packets_waits_for_no_control_verb() {
         carry(&mut ends);
         let inner = ends.each_ref().map(|end| Arc::clone(&end.inner));
         let held = inner.each_ref().map(|qp| qp.control.lock());
-        let worker = thread::spawn(move || {
-            carry(&mut ends);
-            ends
-        });
-        let in_time = (0..2_000_000).any(|_| {
-            thread::yield_now();
-            worker.is_finished()
-        });
-        drop(held);
-        drop(worker.join().unwrap());
-        assert!(in_time, "{what}: it waits for the lock");
+        assert!(
+            is_carried(ends, held, carry),
+            "{what}: it waits for the lock"
+        );
+    }
+}
+
+/// Goal: on a loopback link, no post and no poll of a connection waits for a control verb, of this queue pair or of any other
+/// (A3). Method: the lock of the link, under which all of them work, is held while another thread sends to receives that
+/// wait, and to those that come later; first of all by a path that was made again, and after a modify.
+#[test]
+fn a_post_on_a_loopback_link_waits_for_no_control_verb() {
+    for carries in [carry, carry_late] {
+        let hcas = on_loopback();
+        let mut ends = hcas.each_ref().map(|hca| end(hca, QpType::Rc));
+        let [a, b] = &mut ends;
+        block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+        // The first message of a connection is an event of the peer.
+        carry(&mut ends);
+        ends.iter().for_each(change);
+        // For a moment there is no port to send to, and the paths are made again.
+        hcas[0].port_down();
+        hcas[0].port_up();
+        let link = Arc::clone(&hcas[0].port.link);
+        let held = link.lock();
+        assert!(is_carried(ends, held, carries), "it waits for the lock");
     }
 }

@@ -97,7 +97,7 @@ fn step(
     match outcome {
         MessageOutcome::Done(done) => {
             drop(pin);
-            direct.want(false);
+            direct.want_none();
             *machine = WorkerState::default();
             sends.executed(at);
             qp.note(&direct, done, effects);
@@ -276,7 +276,7 @@ fn not_ready(
 ) -> Next {
     match &direct.srq {
         Some(srq) => srq.want(Weak::clone(&qp.me) as Weak<dyn QpEvents>),
-        None => direct.want(true),
+        None => direct.want(Weak::clone(&qp.me) as Weak<dyn QpEvents>),
     }
     if early {
         return Next::Stop;

@@ -15,9 +15,11 @@ use verbs_core::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use verbs_core::sync::{Mutex, Weak};
 use verbs_core::tracked::Tracked;
 use verbs_core::{Error, Piece, Sge};
 
+use crate::queue::base::events::QpEvents;
 use crate::queue::base::memory::{allocate, pack, unpack};
 
 pub(crate) mod inline_credits;
@@ -59,6 +61,8 @@ struct Producer {
     inline_credits: AtomicU64,
     /// The thread that posted when it was looked at last, or 0.
     poster: AtomicU32,
+    /// Whose machine has found no receive, and waits for one.
+    sender: Mutex<Option<Weak<dyn QpEvents>>>,
 }
 
 /// The entries of a ring. Each end has its own copy of their address, so that neither loads a line for it.
@@ -210,8 +214,24 @@ impl RecvRing {
             producer: Producer {
                 inline_credits: AtomicU64::new(0),
                 poster: AtomicU32::new(0),
+                sender: Mutex::new(None),
             },
         })
+    }
+
+    /// Keeps whose machine has found no receive, to be called.
+    pub(crate) fn keep_sender(&self, sender: Weak<dyn QpEvents>) {
+        let before = self.producer.sender.lock().replace(sender);
+        drop(before);
+    }
+
+    /// A receive was posted that a sender's machine waits for. For the producer, outside of pins and locks.
+    #[cold]
+    pub(crate) fn call_sender(&self) {
+        let sender = self.producer.sender.lock().clone();
+        if let Some(sender) = sender.and_then(|sender| sender.upgrade()) {
+            sender.kick();
+        }
     }
 
     /// The receives that it has room for.
