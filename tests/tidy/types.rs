@@ -66,7 +66,7 @@ const FLOORS: &[&str] = &[
 ];
 
 /// Arrows between files of hca-sim that point to a higher floor.
-const UP_MAX: usize = 6;
+const UP_MAX: usize = 4;
 
 /// A type: the module that defines it, its name, and the arguments that an `impl` fixes.
 type Name = (Module, String);
