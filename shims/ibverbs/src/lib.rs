@@ -20,14 +20,14 @@
 //!
 //! - The structures that programs share with the library are in `verbs-abi`.
 //! - `export` names the functions of the library, with their versions.
-//! - `call` turns results into what C programs expect: error numbers, and no panic. `live` knows which pointers are
-//!   objects, and which objects use which.
-//! - `open` opens a device: the table of functions that programs call through pointers.
-//! - `device` has the list of devices, and what an open device reports about itself and its port.
-//! - `memory`, `cq`, `qp`, `srq`, `xrcd` and `ah` have one kind of object each.
+//! - `call` turns results into what C programs expect: error numbers, and no panic. `call::live` knows which pointers are
+//!   objects, and which objects use which; `call::text` has names of numbers.
+//! - `device` has the list of devices, and what an open device reports about itself and its port. `device::open` opens
+//!   one: the table of functions that programs call through pointers.
+//! - `memory`, `cq`, `qp`, `qp::ah`, `srq` and `srq::xrcd` have one kind of object each; `srq::recv` posts receives.
 //! - `rdmacm` is librdmacm: connections by address.
 //! - `rsocket` has its sockets.
-//! - `inbox` has the descriptors that programs wait for, `event` asynchronous events.
+//! - `inbox` has the descriptors that programs wait for, `inbox::event` asynchronous events.
 //!
 //! # What a function does with invalid arguments
 //!
@@ -35,24 +35,17 @@
 //! polling and requesting a notification refuses a pointer that is not, or no longer, an object of the kind, with
 //! `EINVAL`. The program is responsible for other pointers.
 
-mod ah;
 mod call;
 mod cq;
 mod device;
-mod event;
 mod export;
 mod inbox;
-mod live;
 mod memory;
-mod open;
 #[cfg(test)]
 mod process_tests;
 mod qp;
 mod rdmacm;
-mod recv;
 mod rsocket;
 mod srq;
 #[cfg(test)]
 mod tests;
-mod text;
-mod xrcd;

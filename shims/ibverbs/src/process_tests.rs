@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use verbs_abi::{self as abi, opcode};
 
+use crate::device::open;
+use crate::qp::ah;
 use crate::tests::{Bed, post, post_recv, send};
-use crate::{ah, cq, device, memory, open, qp, rdmacm};
+use crate::{cq, device, memory, qp, rdmacm};
 
 /// In the environment: the test that this process is for.
 const ALONE: &str = "VERBS_TEST_ALONE";

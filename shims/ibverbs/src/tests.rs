@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::{self as abi, AhAttr, QpAttr, QpInitAttr, RecvWr, SendWr, Sge, Wc, opcode};
 
-use crate::{ah, cq, device, memory, open, qp, srq};
+use crate::device::open;
+use crate::qp::ah;
+use crate::{cq, device, memory, qp, srq};
 
 const LOCAL_WRITE: c_int = 1;
 const REMOTE: c_int = 0b1110;

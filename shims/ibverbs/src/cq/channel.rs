@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use verbs_abi as abi;
 
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{code, pointer};
 use crate::device::Context;
 use crate::inbox::Inbox;
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A completion channel: events are addresses of completion queues.
 #[repr(C)]

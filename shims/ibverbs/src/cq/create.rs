@@ -12,9 +12,9 @@ use verbs_core::{Shared, Wc};
 use super::channel::Channel;
 use super::ex;
 use super::queue::{Cq, SetAside, Turn};
+use crate::call::live::{Ending, Held, Unacknowledged, Users, close, look, publish, room};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
-use crate::live::{Ending, Held, Unacknowledged, Users, close, look, publish, room};
 use crate::memory::Pd;
 
 /// The parameters of a new queue.

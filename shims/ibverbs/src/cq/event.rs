@@ -7,9 +7,9 @@ use verbs_abi as abi;
 
 use super::channel::Channel;
 use super::queue::Cq;
+use crate::call::live::look;
 use crate::call::number;
 use crate::device;
-use crate::live::look;
 
 /// `ibv_get_cq_event`.
 pub(crate) unsafe extern "C" fn get_cq_event(

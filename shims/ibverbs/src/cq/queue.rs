@@ -12,9 +12,9 @@ use verbs_abi::{self as abi, CqEx};
 use verbs_core::{Qpn, Shared, Wc, WcFlags};
 
 use super::channel::Channel;
+use crate::call::live::{Held, Kind, Object, Unacknowledged, Users};
 use crate::device::Context;
-use crate::event::Watched;
-use crate::live::{Held, Kind, Object, Unacknowledged, Users};
+use crate::inbox::event::Watched;
 use crate::memory::Pd;
 
 /// Completions that are taken from the queue at once.

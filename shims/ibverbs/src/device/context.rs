@@ -9,9 +9,9 @@ use verbs_abi::{self as abi, VerbsContext};
 use verbs_core::{Device, PortAttr};
 
 use super::Network;
+use crate::call::live::{Kind, Object, Users, look};
 use crate::call::{Errno, number};
-use crate::event::{About, Events, Raised, acknowledge};
-use crate::live::{Kind, Object, Users, look};
+use crate::inbox::event::{About, Events, Raised, acknowledge};
 
 /// An open device: each has objects and events of its own, and all share the HCA.
 #[repr(C)]

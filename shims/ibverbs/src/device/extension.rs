@@ -6,8 +6,8 @@ use verbs_abi as abi;
 use verbs_core::extension::{ExtensionInfo, ExtensionKind};
 
 use super::context::Context;
+use crate::call::live::look;
 use crate::call::{Errno, code, number};
-use crate::live::look;
 
 /// Bytes of a name, the zero at its end among them.
 const NAME_MAX: usize = 56;

@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use std::sync::Once;
 
 use super::HCA;
-use crate::{live, rdmacm, rsocket};
+use crate::call::live;
+use crate::{rdmacm, rsocket};
 
 /// Lets the child of a fork begin without a device.
 pub(super) fn watch() {

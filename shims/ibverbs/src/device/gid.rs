@@ -9,8 +9,8 @@ use verbs_core::Gid;
 
 use super::context::Context;
 use super::{Made, Network, PORT};
+use crate::call::live::look;
 use crate::call::{Errno, caught, code, number};
-use crate::live::look;
 
 /// `IBV_GID_TYPE_IB`, and `IBV_GID_TYPE_ROCE_V2`.
 const IB: u32 = 0;

@@ -5,6 +5,7 @@ mod extension;
 mod folder;
 mod fork;
 mod gid;
+pub(crate) mod open;
 mod place;
 mod query;
 mod sysfs;

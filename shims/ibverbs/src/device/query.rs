@@ -8,8 +8,8 @@ use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortStat
 
 use super::context::Context;
 use super::{gid, text};
+use crate::call::live::look;
 use crate::call::{Errno, code, number};
-use crate::live::look;
 
 /// Every page size from 4 KiB on.
 const PAGE_SIZES: u64 = !0xfff;

@@ -14,7 +14,10 @@ use verbs_abi as abi;
 
 use crate::call::{Errno, set_errno};
 
-use crate::{ah, cq, device, memory, open, qp, srq, text};
+use crate::call::text;
+use crate::device::open;
+use crate::qp::ah;
+use crate::{cq, device, memory, qp, srq};
 
 /// Exports functions: their version, and their names.
 macro_rules! export {

@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use super::export;
+use crate::call::text;
 use crate::call::{Errno, set_errno};
-use crate::text;
 
 /// The answer to commands for hardware.
 unsafe extern "C" fn refused() -> c_int {

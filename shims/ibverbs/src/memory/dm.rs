@@ -8,9 +8,9 @@ use verbs_abi::{self as abi, AllocDmAttr};
 use verbs_core::{Access, Memory};
 
 use super::{Pd, mr};
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, code, pointer};
 use crate::device::{Context, DM_MAX};
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A piece of device memory. Regions over it keep it: it is deallocated when there are none left.
 #[repr(C)]

@@ -6,9 +6,9 @@ use std::ops::Deref;
 use verbs_abi::{self as abi, ParentDomainInitAttr};
 use verbs_core::Refused;
 
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A protection domain, or a parent domain: one with a thread domain, or allocators, beside it.
 #[repr(C)]

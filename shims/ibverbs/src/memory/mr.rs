@@ -9,8 +9,8 @@ use verbs_abi as abi;
 use verbs_core::{Access, Memory, Refused};
 
 use super::{Pd, maps};
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, code, number, pointer, set_errno};
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// Rights for which the kernel wants memory that the process may write.
 const WRITABLE: Access = Access::LOCAL_WRITE

@@ -7,8 +7,8 @@ use verbs_abi as abi;
 use verbs_core::{RKey, WindowType};
 
 use super::Pd;
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, code, pointer};
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A memory window.
 #[repr(C)]

@@ -6,8 +6,8 @@ use verbs_abi::{self as abi, Ece, QpAttr, QpInitAttr, attr_of, write_attr};
 use verbs_core::{Access, QpAttrMask, QpState, QpType};
 
 use super::pair::Qp;
+use crate::call::live::{Lent, lend, look};
 use crate::call::{Errno, code};
-use crate::live::{Lent, lend, look};
 
 /// The changes in the program's structure.
 fn change_of(attr: &QpAttr, named: QpAttrMask) -> Result<verbs_core::QpAttr, Errno> {

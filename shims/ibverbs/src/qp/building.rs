@@ -12,7 +12,7 @@ use verbs_core::{
 };
 
 use crate::call::Errno;
-use crate::live::look;
+use crate::call::live::look;
 use crate::memory::Mw;
 
 /// Work requests that are posted together.

@@ -11,13 +11,13 @@ use verbs_core::{QpAttr, QpInit, QpState, QpType, Qpn, Shared, Target};
 use super::building::Building;
 use super::pair::{Parents, Qp};
 use super::wr;
+use crate::call::live::{Ending, Held, Users, close, look, publish, room};
 use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::live::{Ending, Held, Users, close, look, publish, room};
 use crate::memory::Pd;
 use crate::srq::Srq;
-use crate::xrcd::Xrcd;
+use crate::srq::xrcd::Xrcd;
 
 /// The bits of `comp_mask` of `ibv_qp_init_attr_ex`.
 mod mask {

@@ -6,8 +6,8 @@ use verbs_abi as abi;
 use verbs_core::{Gid, Lid};
 
 use super::pair::{Attachment, Qp};
+use crate::call::live::{Lent, lend};
 use crate::call::{Errno, code};
-use crate::live::{Lent, lend};
 
 /// The queue pair and the group that a call names. Ids call for groups of theirs, in other calls than those in which a program
 /// names their queue pairs.

@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+pub(crate) mod ah;
 mod attr;
 mod building;
 mod create;

@@ -9,13 +9,13 @@ use verbs_core::{Gid, Mcast, QpType, RecvQueue, SendQueue, Shared};
 
 use super::building::Building;
 use super::stream::Stream;
+use crate::call::live::{Held, Kind, Object, Users};
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::event::Watched;
-use crate::live::{Held, Kind, Object, Users};
+use crate::inbox::event::Watched;
 use crate::memory::Pd;
 use crate::srq::Srq;
-use crate::xrcd::Xrcd;
+use crate::srq::xrcd::Xrcd;
 
 /// A queue pair.
 #[repr(C)]

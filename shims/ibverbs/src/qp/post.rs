@@ -9,11 +9,11 @@ use verbs_core::{
 };
 
 use super::pair::Qp;
-use crate::ah::Ah;
+use crate::call::live::look;
 use crate::call::{Errno, caught, code};
-use crate::live::look;
 use crate::memory::Mw;
-use crate::recv::{aligned, answer, bytes, is_aligned, pieces, post_copied, receives};
+use crate::qp::ah::Ah;
+use crate::srq::recv::{aligned, answer, bytes, is_aligned, pieces, post_copied, receives};
 
 /// Storage that a work request needs while it is posted.
 struct Beside {

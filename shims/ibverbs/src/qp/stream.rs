@@ -10,7 +10,7 @@ use verbs_core::{Error, Issued, QpState};
 
 use super::pair::Qp;
 use crate::call::Errno;
-use crate::live::{Lent, lend};
+use crate::call::live::{Lent, lend};
 
 /// This end of a connection, which its id and its queue pair share: whichever is destroyed first ends it.
 pub(crate) struct Stream(Mutex<Inner>);

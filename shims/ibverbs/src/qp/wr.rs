@@ -12,9 +12,9 @@ use verbs_core::{Access, FlushRange, LKey, QpType, RKey, Remote, SendFlags, Send
 use super::building::{Building, Built, Data, One, To};
 use super::pair::Qp;
 use super::post::{binding, datagram};
+use crate::call::live::look;
 use crate::call::{Errno, caught, set_errno};
-use crate::live::look;
-use crate::recv::bytes;
+use crate::srq::recv::bytes;
 
 /// `ibv_qp_create_send_ops_flags`, and the types of queue pair that have the operation (IBTA vol. 1, table 48).
 pub(super) mod send_ops {

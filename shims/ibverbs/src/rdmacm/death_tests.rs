@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::rdmacm::{CmId, EventChannel, event};
 
+use super::address::sockaddr;
 use super::tests::{TCP, channel, expect, id, listener, next, param, with_qp};
-use super::{accept, connect, disconnect, manager, resolve_addr, resolve_route, sockaddr};
+use super::{accept, connect, disconnect, manager, resolve_addr, resolve_route};
 use crate::process_tests::is_alone;
 
 /// How a process may end.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use verbs_abi::rdmacm::{CmId, EventChannel, event};
 
+use super::address::sockaddr;
 use super::tests::{TCP, at, channel, expect, id, last, param, resolved, with_qp};
 use super::*;
 

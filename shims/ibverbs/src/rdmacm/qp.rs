@@ -8,12 +8,12 @@ use verbs_abi::{self as abi, QpInitAttr, QpInitAttrEx, SrqInitAttr, SrqInitAttrE
 use verbs_cm::{Accept, UDP_QKEY};
 use verbs_core::{Access, Psn, QpAttr, QpState};
 
-use super::endpoint::Role;
 use super::id::{Id, UD, XRC_RECV, XRC_SEND};
+use super::manager::endpoint::Role;
 use super::manager::manager;
+use crate::call::live::look;
 use crate::call::{Errno, number};
 use crate::device::PORT;
-use crate::live::look;
 use crate::qp::modify;
 use crate::{cq, srq};
 

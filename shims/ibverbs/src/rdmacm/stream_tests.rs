@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 
 use verbs_abi::rdmacm::{ConnParam, event};
 
+use super::address::sockaddr;
 use super::tests::{
     TCP, UDP, at, channel, expect, id, last, listener, next, param, resolved, with_qp,
 };

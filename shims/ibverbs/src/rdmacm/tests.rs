@@ -9,6 +9,7 @@ use verbs_abi::rdmacm as abi;
 use verbs_abi::rdmacm::{CmEvent, CmId, ConnParam, EventChannel, event};
 use verbs_abi::{QpAttr, QpInitAttr};
 
+use super::address::sockaddr;
 use super::*;
 use crate::call::Errno;
 use crate::process_tests::is_alone;

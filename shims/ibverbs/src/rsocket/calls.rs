@@ -8,7 +8,7 @@ use super::options::Linger;
 use super::socket::{self, Any, Inner, Phase};
 use super::wait::Progress;
 use crate::call::{Errno, number};
-use crate::rdmacm::sockaddr;
+use crate::rdmacm::address::sockaddr;
 
 /// `rsocket`: streams and datagrams over IPv4 and IPv6.
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {

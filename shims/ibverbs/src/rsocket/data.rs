@@ -7,7 +7,7 @@ use super::socket::{self, Any, Inner, Phase, Socket};
 use super::stream::publish_regions;
 use super::wait::Progress;
 use crate::call::{Errno, caught, set_errno};
-use crate::rdmacm::sockaddr;
+use crate::rdmacm::address::sockaddr;
 
 /// A call that returns a length, or -1 and sets `errno`.
 fn length(call: impl FnOnce() -> Result<usize, Errno>) -> isize {

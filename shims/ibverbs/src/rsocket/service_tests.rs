@@ -16,7 +16,8 @@ use super::tests::{
 };
 use super::*;
 use crate::process_tests::is_alone;
-use crate::rdmacm::{self, sockaddr::to_c};
+use crate::rdmacm;
+use crate::rdmacm::address::sockaddr::to_c;
 
 #[path = "../../../../verbs-cli/examples/hostile/forge.rs"]
 mod forge;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::call::Errno;
-use crate::rdmacm::sockaddr::{from_c, to_c};
+use crate::rdmacm::address::sockaddr::{from_c, to_c};
 
 pub(super) const INET: c_int = libc::AF_INET;
 pub(super) const STREAM: c_int = libc::SOCK_STREAM;

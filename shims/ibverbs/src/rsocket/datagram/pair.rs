@@ -9,8 +9,8 @@ use verbs_abi::{AhAttr, QpInitAttr, RecvWr, SendWr, Ud, Wc, opcode};
 use verbs_cm::UDP_QKEY;
 
 use super::wire::{SOURCE_MAX, emit_source, parse_source};
-use crate::ah::{create_ah, destroy_ah};
 use crate::call::Errno;
+use crate::qp::ah::{create_ah, destroy_ah};
 use crate::rdmacm;
 use crate::rsocket::memory::Buffer;
 use crate::rsocket::options::{Options, Sizes};
@@ -89,7 +89,7 @@ impl Pair {
             let id = Id(raw);
             let mut shares: i32 = options.reuse_address.into();
             rdmacm::set_option(raw, 0, 1, (&raw mut shares).cast(), 4);
-            let mut addr = rdmacm::sockaddr::to_c(local).0;
+            let mut addr = rdmacm::address::sockaddr::to_c(local).0;
             if rdmacm::bind_addr(raw, (&raw mut addr).cast()) != 0 {
                 return Err(Errno::last());
             }

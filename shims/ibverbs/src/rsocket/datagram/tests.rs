@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::wire::{NOTE_MAX, Note};
 use crate::call::Errno;
-use crate::rdmacm::sockaddr::{from_c, to_c};
+use crate::rdmacm::address::sockaddr::{from_c, to_c};
 use crate::rsocket::socket::{self, Any};
 use crate::rsocket::*;
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd};
 
 use crate::call::Errno;
-use crate::rdmacm::sockaddr;
+use crate::rdmacm::address::sockaddr;
 use crate::rsocket::options::Options;
 
 /// A socket of UDP over IPv4 or IPv6, which never blocks. `None` when it is closed.

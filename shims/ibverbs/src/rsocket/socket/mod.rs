@@ -29,7 +29,8 @@ use super::stream::Stream;
 use super::stream::wire::{HELLO, Message};
 use super::wait::{Awaited, LOOK_AGAIN, Progress, poll, readable};
 use crate::call::Errno;
-use crate::rdmacm::{self, sockaddr};
+use crate::rdmacm;
+use crate::rdmacm::address::sockaddr;
 
 /// Sockets by their descriptors.
 static SOCKETS: Mutex<BTreeMap<c_int, Any>> = Mutex::new(BTreeMap::new());

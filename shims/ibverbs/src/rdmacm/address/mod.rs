@@ -1,5 +1,8 @@
 //! Addresses of ids: binding, and resolving a peer's address.
 
+pub(in crate::rdmacm) mod ports;
+pub(crate) mod sockaddr;
+
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -13,15 +16,15 @@ use verbs_cm::sa::{PathQuery, SaError};
 use verbs_core::mad::Retry;
 use verbs_core::{Av, Gid, LinkLayer};
 
-use super::endpoint::{Role, Told, What};
-use super::id::Id;
-use super::manager::{Manager, manager};
-use super::sockaddr::{from_c, path_of};
-use super::streams;
-use super::taken::complete;
+use crate::call::live::look;
 use crate::call::{Errno, explain, log, number};
 use crate::device::{self, Preferred};
-use crate::live::look;
+use crate::rdmacm::address::sockaddr::{from_c, path_of};
+use crate::rdmacm::channel::taken::complete;
+use crate::rdmacm::connect::streams;
+use crate::rdmacm::id::Id;
+use crate::rdmacm::manager::endpoint::{Role, Told, What};
+use crate::rdmacm::manager::{Manager, manager};
 
 /// How often the administrator is asked again within the program's time.
 const ASKS_AGAIN: u32 = 3;
@@ -38,7 +41,7 @@ pub(crate) unsafe extern "C" fn bind_addr(id: *mut CmId, addr: *mut libc::sockad
 
 /// Binds an id to the address that the program names. If the program names an address, or serves on all of them, that
 /// is where the device is made, if it is not made yet and the environment names no address.
-pub(super) fn bind_as_named(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn bind_as_named(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     prefer(addr.ip().to_canonical());
     bind(id, addr)
 }
@@ -54,7 +57,7 @@ fn prefer(ip: IpAddr) {
 ///
 /// All of 127.0.0.0/8 is this host, so an id may be bound to any address of it; only for a listener does it matter
 /// whether the device has that very address.
-pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     if id.endpoint.is_bound() {
         return Err(Errno::INVAL);
     }
@@ -96,7 +99,7 @@ pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
 
 /// Whether it stands for every address of the device: a wildcard, or, as in Linux, a loopback address where the device
 /// has none. An id that is bound to it has no device until it is connected.
-pub(super) fn stands_for_any(own: &[IpAddr], ip: IpAddr) -> bool {
+pub(in crate::rdmacm) fn stands_for_any(own: &[IpAddr], ip: IpAddr) -> bool {
     ip.is_unspecified() || ip.is_loopback() && !own.iter().any(IpAddr::is_loopback)
 }
 
@@ -137,7 +140,11 @@ pub(crate) fn datagram_max() -> Result<usize, Errno> {
 }
 
 /// Checks that the device has that address; `say` reports why not.
-pub(super) fn check_own(own: &[IpAddr], ip: IpAddr, say: impl Fn(&str)) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn check_own(
+    own: &[IpAddr],
+    ip: IpAddr,
+    say: impl Fn(&str),
+) -> Result<(), Errno> {
     if own.contains(&ip) {
         return Ok(());
     }
@@ -169,7 +176,11 @@ pub(crate) unsafe extern "C" fn resolve_addr(
     })
 }
 
-pub(super) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn resolve(
+    id: &Id,
+    src: Option<SocketAddr>,
+    dst: SocketAddr,
+) -> Result<(), Errno> {
     {
         let state = id.endpoint.state.lock();
         if state.role != Role::Idle || state.remote.is_some() {
@@ -308,7 +319,7 @@ pub(crate) unsafe extern "C" fn resolve_route(id: *mut CmId, timeout_ms: c_int) 
     })
 }
 
-pub(super) fn find_route(id: &Id, timeout_ms: c_int) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn find_route(id: &Id, timeout_ms: c_int) -> Result<(), Errno> {
     let manager = manager()?;
     let port = manager.port();
     let path = {

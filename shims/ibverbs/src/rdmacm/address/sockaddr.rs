@@ -45,12 +45,12 @@ pub(crate) fn to_c(addr: SocketAddr) -> (Storage, usize) {
     (Storage::of(addr), length)
 }
 
-pub(super) fn storage(addr: SocketAddr) -> Storage {
+pub(in crate::rdmacm) fn storage(addr: SocketAddr) -> Storage {
     Storage::of(addr)
 }
 
 /// A route as a path record of the subnet administrator; `own` is the port's LID.
-pub(super) fn path_of(route: &Route, own: Lid) -> PathRec {
+pub(in crate::rdmacm) fn path_of(route: &Route, own: Lid) -> PathRec {
     /// "Exactly", as a selector.
     const EXACTLY: u8 = 2;
     let global = route.av.global;

@@ -1,5 +1,8 @@
 //! Calls from C: results as error numbers, and panics caught.
 
+pub(crate) mod live;
+pub(crate) mod text;
+
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;

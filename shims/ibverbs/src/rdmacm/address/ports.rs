@@ -10,7 +10,7 @@ use verbs_cm::wire::PortSpace;
 const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
 
 /// The port numbers that ids of this process have.
-pub(super) struct Ports {
+pub(in crate::rdmacm) struct Ports {
     /// By their numbers: the ids that have one, at one address each.
     bound: BTreeMap<(PortSpace, u16), Vec<Bound>>,
     next: u16,
@@ -19,9 +19,9 @@ pub(super) struct Ports {
 
 /// An id's hold of a port number, until it is [given back](Ports::give_back).
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Binding {
+pub(in crate::rdmacm) struct Binding {
     space: PortSpace,
-    pub(super) port: u16,
+    pub(in crate::rdmacm) port: u16,
     key: u64,
 }
 
@@ -36,7 +36,7 @@ struct Bound {
 
 impl Ports {
     /// The search for free numbers begins at a position drawn from `seed`.
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::rdmacm) fn new(seed: u64) -> Self {
         let offset = seed % EPHEMERAL.len() as u64;
         let next = EPHEMERAL.start() + offset as u16;
         Self {
@@ -47,7 +47,7 @@ impl Ports {
     }
 
     /// Binds that address, or a free number of it if its own is 0. `None` if another id has it.
-    pub(super) fn bind(
+    pub(in crate::rdmacm) fn bind(
         &mut self,
         space: PortSpace,
         addr: SocketAddr,
@@ -99,7 +99,7 @@ impl Ports {
     }
 
     /// The id listens from now on. False if another id that shares the number listens already.
-    pub(super) fn listen(&mut self, binding: &Binding) -> bool {
+    pub(in crate::rdmacm) fn listen(&mut self, binding: &Binding) -> bool {
         let Some(all) = self.bound.get_mut(&(binding.space, binding.port)) else {
             return false;
         };
@@ -114,7 +114,7 @@ impl Ports {
         !is_taken
     }
 
-    pub(super) fn give_back(&mut self, binding: Binding) {
+    pub(in crate::rdmacm) fn give_back(&mut self, binding: Binding) {
         let number = (binding.space, binding.port);
         if let Some(all) = self.bound.get_mut(&number) {
             all.retain(|bound| bound.key != binding.key);

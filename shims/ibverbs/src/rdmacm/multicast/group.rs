@@ -4,12 +4,12 @@ use parking_lot::Mutex;
 use verbs_core::Gid;
 
 use crate::call::Errno;
-use crate::live::Lent;
+use crate::call::live::Lent;
 use crate::qp::{Qp, detach_mcast};
 
 /// Groups that an id is in.
 #[derive(Default)]
-pub(super) struct Groups(Mutex<Vec<Group>>);
+pub(in crate::rdmacm) struct Groups(Mutex<Vec<Group>>);
 
 struct Group {
     mgid: Gid,
@@ -21,7 +21,7 @@ struct Group {
 
 impl Groups {
     /// Adds a group; refused if the id is in it.
-    pub(super) fn add(&self, mgid: Gid, sends_only: bool) -> Result<(), Errno> {
+    pub(in crate::rdmacm) fn add(&self, mgid: Gid, sends_only: bool) -> Result<(), Errno> {
         let mut groups = self.0.lock();
         if groups.iter().any(|known| known.mgid == mgid) {
             return Err(Errno(libc::EADDRINUSE));
@@ -35,7 +35,7 @@ impl Groups {
     }
 
     /// Attaches the id's queue pair to a group that it is in, if it receives from the group.
-    pub(super) fn attach(&self, mgid: Gid, qp: Option<&Lent<Qp>>) -> Result<(), Errno> {
+    pub(in crate::rdmacm) fn attach(&self, mgid: Gid, qp: Option<&Lent<Qp>>) -> Result<(), Errno> {
         let mut groups = self.0.lock();
         let group = groups.iter_mut().find(|group| group.mgid == mgid);
         if let (Some(group), Some(qp)) = (group.filter(|group| !group.sends_only), qp) {
@@ -46,7 +46,7 @@ impl Groups {
     }
 
     /// Leaves a group.
-    pub(super) fn leave(&self, mgid: Gid, qp: *mut verbs_abi::Qp) -> Result<(), Errno> {
+    pub(in crate::rdmacm) fn leave(&self, mgid: Gid, qp: *mut verbs_abi::Qp) -> Result<(), Errno> {
         let mut groups = self.0.lock();
         let place = groups.iter().position(|known| known.mgid == mgid);
         let left = groups.swap_remove(place.ok_or(Errno(libc::EADDRNOTAVAIL))?);
@@ -56,7 +56,7 @@ impl Groups {
     }
 
     /// Leaves all groups; `qp` is the id's queue pair, or NULL.
-    pub(super) fn leave_all(&self, qp: *mut verbs_abi::Qp) {
+    pub(in crate::rdmacm) fn leave_all(&self, qp: *mut verbs_abi::Qp) {
         for group in std::mem::take(&mut *self.0.lock()) {
             group.leave(qp);
         }

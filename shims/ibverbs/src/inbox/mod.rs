@@ -4,6 +4,8 @@
 //! Programs poll the descriptor, and set `O_NONBLOCK` on it. A blocking take waits at the port for packets, if it may, or
 //! on a futex. A signal interrupts it as it interrupts a `read`: with `EINTR`, unless its handler restarts calls.
 
+pub(crate) mod event;
+
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io;

@@ -10,15 +10,21 @@ use verbs_core::mad::{Address, Blob};
 use verbs_core::time::Instant;
 use verbs_core::{QKey, Qpn};
 
-use super::endpoint::{ConnFields, Endpoint, Param, Reply, Role, Told, UdFields, What};
-use super::manager::Inner;
+use crate::rdmacm::manager::Inner;
+use crate::rdmacm::manager::endpoint::{
+    ConnFields, Endpoint, Param, Reply, Role, Told, UdFields, What,
+};
 
 /// Bytes of a REP that are private data.
 const REP_DATA: usize = 196;
 
 impl Inner {
     /// What a program learns of an event of the machine, and the id that it concerns.
-    pub(super) fn arrival(&mut self, now: Instant, event: Event) -> Option<(Arc<Endpoint>, What)> {
+    pub(in crate::rdmacm) fn arrival(
+        &mut self,
+        now: Instant,
+        event: Event,
+    ) -> Option<(Arc<Endpoint>, What)> {
         match event {
             Event::ConnectRequest {
                 conn,
@@ -124,7 +130,7 @@ impl Inner {
     }
 
     /// What is known of a connection from its queue pair's modifies.
-    pub(super) fn fields(&self, conn: ConnId, private_data: Vec<u8>) -> ConnFields {
+    pub(in crate::rdmacm) fn fields(&self, conn: ConnId, private_data: Vec<u8>) -> ConnFields {
         let [rtr, rts] = self.cm.qp_attrs(conn).unwrap_or_default();
         ConnFields {
             private_data,
@@ -138,7 +144,7 @@ impl Inner {
     }
 
     /// The event for a REP that arrives before the connection is established.
-    pub(super) fn reply(&self, conn: ConnId) -> Told {
+    pub(in crate::rdmacm) fn reply(&self, conn: ConnId) -> Told {
         let data = self.cm.private_data(conn).unwrap_or_default();
         let fields = self.fields(conn, data.0[..REP_DATA].to_vec());
         Told {

@@ -11,14 +11,14 @@ use verbs_cm::wire::PortSpace;
 use verbs_core::cm::{CmBinder, CmEvent, CmParam, CmReply, CmRequest, CmSink};
 use verbs_core::{Error, Gid};
 
-use super::connect::Wish;
-use super::endpoint::{ConnFields, Endpoint, Param, Role, Told, What};
-use super::id::Id;
 use crate::call::Errno;
 use crate::qp::{self, Stream};
+use crate::rdmacm::connect::Wish;
+use crate::rdmacm::id::Id;
+use crate::rdmacm::manager::endpoint::{ConnFields, Endpoint, Param, Role, Told, What};
 
 /// Binds an id that is not bound.
-pub(super) fn bind(id: &Id, binder: &CmBinder, addr: SocketAddr) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn bind(id: &Id, binder: &CmBinder, addr: SocketAddr) -> Result<(), Errno> {
     if id.space != PortSpace::Tcp {
         // No device of this kind has datagrams.
         return Err(Errno(libc::ENODEV));
@@ -31,7 +31,7 @@ pub(super) fn bind(id: &Id, binder: &CmBinder, addr: SocketAddr) -> Result<(), E
 }
 
 /// The ends of a route, of which nothing else is known.
-pub(super) fn route([local_gid, remote_gid]: [Gid; 2]) -> Route {
+pub(in crate::rdmacm) fn route([local_gid, remote_gid]: [Gid; 2]) -> Route {
     Route {
         local_gid,
         remote_gid,
@@ -40,7 +40,7 @@ pub(super) fn route([local_gid, remote_gid]: [Gid; 2]) -> Route {
 }
 
 /// Listens on an id that is bound.
-pub(super) fn listen(id: &Id, backlog: u32) -> Result<i32, Errno> {
+pub(in crate::rdmacm) fn listen(id: &Id, backlog: u32) -> Result<i32, Errno> {
     let stream = {
         let state = id.endpoint.state.lock();
         let (Some(stream), Role::Idle, None) = (&state.stream, state.role, state.remote) else {
@@ -54,7 +54,7 @@ pub(super) fn listen(id: &Id, backlog: u32) -> Result<i32, Errno> {
 }
 
 /// Connects the queue pair of an id whose route is resolved.
-pub(super) fn connect(id: &Id, wish: Wish) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn connect(id: &Id, wish: Wish) -> Result<(), Errno> {
     let own = own_qp(id)?;
     let (stream, remote) = {
         let mut state = id.endpoint.state.lock();
@@ -75,7 +75,7 @@ pub(super) fn connect(id: &Id, wish: Wish) -> Result<(), Errno> {
 }
 
 /// Accepts the request of an id.
-pub(super) fn accept(id: &Id, wish: Wish) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn accept(id: &Id, wish: Wish) -> Result<(), Errno> {
     let own = own_qp(id)?;
     let stream = stream_of(id)?;
     id.endpoint.set_role(Role::Stream);
@@ -88,7 +88,7 @@ pub(super) fn accept(id: &Id, wish: Wish) -> Result<(), Errno> {
 }
 
 /// Rejects the request of an id.
-pub(super) fn reject(id: &Id, private_data: Vec<u8>) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn reject(id: &Id, private_data: Vec<u8>) -> Result<(), Errno> {
     let stream = stream_of(id)?;
     stream.endpoint()?.reject(private_data).wait()?;
     id.endpoint.set_role(Role::Over);

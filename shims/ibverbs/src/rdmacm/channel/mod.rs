@@ -1,15 +1,18 @@
 //! Event channels, and events that programs have taken.
 
+pub(in crate::rdmacm) mod arrival;
+pub(in crate::rdmacm) mod taken;
+
 use std::ffi::{c_int, c_void};
 use std::ptr::null;
 use std::sync::Arc;
 
 use verbs_abi::rdmacm::{self as abi, CmEvent, EventChannel};
 
-use super::endpoint::{Arrival, ConnFields, Endpoint, Param, Told, UdFields};
+use crate::call::live::{Ending, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, number, pointer, set_errno};
 use crate::inbox::Inbox;
-use crate::live::{Ending, Kind, Object, Users, end, look, publish, room};
+use crate::rdmacm::manager::endpoint::{Arrival, ConnFields, Endpoint, Param, Told, UdFields};
 
 /// An event channel.
 #[repr(C)]
@@ -47,7 +50,7 @@ unsafe impl Object for Taken {
     }
 }
 
-pub(super) fn create() -> Result<*mut EventChannel, Errno> {
+pub(in crate::rdmacm) fn create() -> Result<*mut EventChannel, Errno> {
     let inbox = Arc::new(Inbox::new()?);
     let shown = EventChannel { fd: inbox.fd() };
     Ok(publish(
@@ -61,7 +64,9 @@ pub(super) fn create() -> Result<*mut EventChannel, Errno> {
 }
 
 /// Where the events of ids on that channel wait.
-pub(super) fn inbox_of(channel: *mut EventChannel) -> Result<Arc<Inbox<Arrival>>, Errno> {
+pub(in crate::rdmacm) fn inbox_of(
+    channel: *mut EventChannel,
+) -> Result<Arc<Inbox<Arrival>>, Errno> {
     // SAFETY: the program does not destroy it now.
     Ok(Arc::clone(&unsafe { look::<Channel, _>(channel) }?.inbox))
 }
@@ -72,7 +77,7 @@ pub(crate) fn has_event(channel: *mut EventChannel) -> bool {
 }
 
 /// Ends a channel. Ids that are still on it stay silent for ever, because their events have no destination.
-pub(super) fn destroy(channel: *mut EventChannel) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn destroy(channel: *mut EventChannel) -> Result<(), Errno> {
     // SAFETY: the program no longer uses it.
     unsafe { end::<Channel, _>(channel, |_| Ending::Over) }
 }
@@ -94,7 +99,7 @@ pub(crate) unsafe extern "C" fn ack_cm_event(event: *mut CmEvent) -> c_int {
     number(|| acknowledge(event).map(|()| 0))
 }
 
-pub(super) fn acknowledge(event: *mut CmEvent) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn acknowledge(event: *mut CmEvent) -> Result<(), Errno> {
     // SAFETY: the program no longer uses it.
     unsafe {
         end::<Taken, _>(event, |taken| {
@@ -105,7 +110,7 @@ pub(super) fn acknowledge(event: *mut CmEvent) -> Result<(), Errno> {
 }
 
 /// An event for the program.
-pub(super) fn event(
+pub(in crate::rdmacm) fn event(
     endpoint: Arc<Endpoint>,
     id: *mut abi::CmId,
     listen_id: *mut abi::CmId,

@@ -11,7 +11,7 @@ use verbs_core::mad::{Address, MadAgent, MadBytes, MadService, PortInfo};
 use verbs_core::time::Instant;
 
 /// How peers are reached.
-pub(super) enum Carrier {
+pub(in crate::rdmacm) enum Carrier {
     Mads {
         service: MadService,
         agent: MadAgent,
@@ -24,7 +24,7 @@ pub(super) enum Carrier {
 }
 
 impl Carrier {
-    pub(super) fn now(&self) -> Instant {
+    pub(in crate::rdmacm) fn now(&self) -> Instant {
         match self {
             Self::Mads { service, .. } => service.now(),
             Self::Verbs { clock, .. } => clock.now(),
@@ -32,7 +32,7 @@ impl Carrier {
     }
 
     /// What is known of the port.
-    pub(super) fn port(&self) -> Arc<PortInfo> {
+    pub(in crate::rdmacm) fn port(&self) -> Arc<PortInfo> {
         match self {
             Self::Mads { service, .. } => service.port(),
             Self::Verbs { port, .. } => Arc::clone(port),
@@ -40,28 +40,28 @@ impl Carrier {
     }
 
     /// The port numbers that are shared with other processes, if they are. Those of TCP are the system's.
-    pub(super) fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
+    pub(in crate::rdmacm) fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
         match self {
             Self::Mads { service, .. } => service.device().provider_of().host_ports(),
             Self::Verbs { .. } => None,
         }
     }
 
-    pub(super) fn timer(&self) -> Option<Arc<dyn Timer>> {
+    pub(in crate::rdmacm) fn timer(&self) -> Option<Arc<dyn Timer>> {
         match self {
             Self::Mads { service, .. } => service.timer().cloned(),
             Self::Verbs { .. } => None,
         }
     }
 
-    pub(super) fn send(&self, mads: Vec<(Address, MadBytes)>) {
+    pub(in crate::rdmacm) fn send(&self, mads: Vec<(Address, MadBytes)>) {
         if let Self::Mads { agent, .. } = self {
             agent.send(mads);
         }
     }
 
     /// Ends when what was sent has left.
-    pub(super) fn drained(&self) -> impl Future<Output = ()> + use<> {
+    pub(in crate::rdmacm) fn drained(&self) -> impl Future<Output = ()> + use<> {
         let leaves = match self {
             Self::Mads { service, .. } => Some(service.drained()),
             Self::Verbs { .. } => None,
@@ -74,7 +74,7 @@ impl Carrier {
     }
 
     /// What binds endpoints, where the device makes connections itself.
-    pub(super) fn binder(&self) -> Option<&CmBinder> {
+    pub(in crate::rdmacm) fn binder(&self) -> Option<&CmBinder> {
         match self {
             Self::Mads { .. } => None,
             Self::Verbs { binder, .. } => Some(binder),

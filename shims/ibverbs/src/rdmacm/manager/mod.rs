@@ -6,6 +6,9 @@
 //! accepts, takes an event and disconnects. Requests of the machine in between are answered at once: an accepted queue
 //! pair is in RTS before the peer confirms, and one whose peer is gone goes to ERR when the program disconnects it.
 
+pub(in crate::rdmacm) mod carrier;
+pub(in crate::rdmacm) mod endpoint;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ptr::null_mut;
@@ -27,14 +30,15 @@ use verbs_core::mad::{
 use verbs_core::time;
 use verbs_core::{AsyncEvent, Device, DeviceCap, QpState, Seed, collect, defer};
 
-use super::carrier::Carrier;
-use super::endpoint::{Endpoint, Reply, Role, What};
-use super::ports::Ports;
 use crate::call::Errno;
+use crate::call::live::look;
+use crate::device::open;
 use crate::device::{self, Network, PORT};
-use crate::live::look;
-use crate::xrcd::open_xrcd;
-use crate::{memory, open};
+use crate::memory;
+use crate::rdmacm::address::ports::Ports;
+use crate::rdmacm::manager::carrier::Carrier;
+use crate::rdmacm::manager::endpoint::{Endpoint, Reply, Role, What};
+use crate::srq::xrcd::open_xrcd;
 
 /// The connection manager, once the program has used one.
 static MANAGER: Mutex<Option<Arc<Manager>>> = Mutex::new(None);
@@ -45,7 +49,7 @@ const GOODBYE: Duration = Duration::from_millis(200);
 const LEAVES: Duration = Duration::from_millis(50);
 
 /// The connection manager of the device's port.
-pub(super) struct Manager {
+pub(in crate::rdmacm) struct Manager {
     carrier: Carrier,
     /// Never held while anything is reported or sent.
     inner: Mutex<Inner>,
@@ -81,12 +85,12 @@ fn limits(watch: Option<Watch>) -> Config {
 }
 
 /// The state that the lock guards.
-pub(super) struct Inner {
-    pub(super) cm: Cm,
-    pub(super) ports: Ports,
-    pub(super) conns: BTreeMap<ConnId, Arc<Endpoint>>,
-    pub(super) listeners: BTreeMap<ListenId, Arc<Endpoint>>,
-    pub(super) questions: BTreeMap<ResolveId, Arc<Endpoint>>,
+pub(in crate::rdmacm) struct Inner {
+    pub(in crate::rdmacm) cm: Cm,
+    pub(in crate::rdmacm) ports: Ports,
+    pub(in crate::rdmacm) conns: BTreeMap<ConnId, Arc<Endpoint>>,
+    pub(in crate::rdmacm) listeners: BTreeMap<ListenId, Arc<Endpoint>>,
+    pub(in crate::rdmacm) questions: BTreeMap<ResolveId, Arc<Endpoint>>,
     /// The port as the machine knows it.
     port: Arc<PortInfo>,
     /// A thread is handling the outputs, including those that others cause in the meantime.
@@ -103,7 +107,7 @@ struct Batch {
 }
 
 /// The connection manager, opened by the first caller.
-pub(super) fn manager() -> Result<Arc<Manager>, Errno> {
+pub(in crate::rdmacm) fn manager() -> Result<Arc<Manager>, Errno> {
     let mut place = MANAGER.lock();
     if let Some(manager) = &*place {
         return Ok(Arc::clone(manager));
@@ -119,7 +123,7 @@ pub(super) fn manager() -> Result<Arc<Manager>, Errno> {
 }
 
 /// The connection manager, if there is one.
-pub(super) fn existing() -> Option<Arc<Manager>> {
+pub(in crate::rdmacm) fn existing() -> Option<Arc<Manager>> {
     MANAGER.lock().clone()
 }
 
@@ -213,32 +217,32 @@ impl Manager {
     }
 
     /// What binds endpoints, where the device makes connections itself.
-    pub(super) fn binder(&self) -> Option<&CmBinder> {
+    pub(in crate::rdmacm) fn binder(&self) -> Option<&CmBinder> {
         self.carrier.binder()
     }
 
     /// The open device that ids are on.
-    pub(super) fn verbs(&self) -> *mut abi::Context {
+    pub(in crate::rdmacm) fn verbs(&self) -> *mut abi::Context {
         self.verbs
     }
 
     /// The domain of ids whose program names none.
-    pub(super) fn pd(&self) -> *mut abi::Pd {
+    pub(in crate::rdmacm) fn pd(&self) -> *mut abi::Pd {
         self.pd
     }
 
     /// The known state of the port.
-    pub(super) fn port(&self) -> Port {
+    pub(in crate::rdmacm) fn port(&self) -> Port {
         port_of(&self.carrier.port())
     }
 
     /// The attributes of the device.
-    pub(super) fn device(&self) -> Arc<verbs_core::DeviceAttr> {
+    pub(in crate::rdmacm) fn device(&self) -> Arc<verbs_core::DeviceAttr> {
         Arc::clone(&self.carrier.port().device)
     }
 
     /// What knows the paths of the subnet.
-    pub(super) fn administrator(&self) -> Result<SaClient, Errno> {
+    pub(in crate::rdmacm) fn administrator(&self) -> Result<SaClient, Errno> {
         if let Some(client) = self.administrator.get() {
             return Ok(client.clone());
         }
@@ -248,7 +252,7 @@ impl Manager {
     }
 
     /// The domain of extended connections, which all ids share.
-    pub(super) fn xrcd(&self) -> Result<*mut abi::Xrcd, Errno> {
+    pub(in crate::rdmacm) fn xrcd(&self) -> Result<*mut abi::Xrcd, Errno> {
         if let Some(&at) = self.xrcd.get() {
             return Ok(std::ptr::with_exposed_provenance_mut(at));
         }
@@ -268,19 +272,19 @@ impl Manager {
     }
 
     /// The addresses of the port.
-    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+    pub(in crate::rdmacm) fn addresses(&self) -> Vec<IpAddr> {
         let info = self.carrier.port();
         let address = |(_, gid): &(u16, verbs_core::Gid)| IpAddr::from(*gid).to_canonical();
         info.gids.iter().map(address).collect()
     }
 
     /// The port numbers that are shared with other processes, if they are.
-    pub(super) fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
+    pub(in crate::rdmacm) fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
         self.carrier.host_ports()
     }
 
     /// Calls the machine, and handles its outputs.
-    pub(super) fn with<R>(
+    pub(in crate::rdmacm) fn with<R>(
         self: &Arc<Self>,
         call: impl FnOnce(&mut Inner, time::Instant) -> R,
     ) -> R {
@@ -328,7 +332,7 @@ impl Manager {
 
     /// As [`Manager::with`], and what it sends has left when this returns, as the kernel has it: the program may end at once
     /// after the call, without handlers of exit. Another thread may be in the middle of sending, which takes microseconds.
-    pub(super) fn with_last_words<R>(
+    pub(in crate::rdmacm) fn with_last_words<R>(
         self: &Arc<Self>,
         call: impl FnOnce(&mut Inner, time::Instant) -> R,
     ) -> R {

@@ -4,10 +4,10 @@ use std::ffi::{c_int, c_void};
 
 use verbs_abi::rdmacm::CmId;
 
-use super::endpoint::Role;
-use super::id::Id;
+use crate::call::live::look;
 use crate::call::{Errno, number};
-use crate::live::look;
+use crate::rdmacm::id::Id;
+use crate::rdmacm::manager::endpoint::Role;
 
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_IB`.
 const LEVEL_ID: c_int = 0;

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::rdmacm::{CmId, EventChannel};
 
-use super::channel::{self, inbox_of};
-use super::endpoint::{Endpoint, Role};
-use super::id::{Id, create};
-use super::manager::{self, manager};
-use super::qp;
+use crate::call::live::{Ending, end, look};
 use crate::call::{Errno, number};
-use crate::live::{Ending, end, look};
+use crate::rdmacm::channel::{self, inbox_of};
+use crate::rdmacm::id::{Id, create};
+use crate::rdmacm::manager::endpoint::{Endpoint, Role};
+use crate::rdmacm::manager::{self, manager};
+use crate::rdmacm::qp;
 
 /// `rdma_create_id`. Without a channel the id gets one of its own, and calls wait for their events.
 pub(crate) unsafe extern "C" fn create_id(
@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn destroy_id(id: *mut CmId) -> c_int {
     number(|| destroy(id).map(|()| 0))
 }
 
-pub(super) fn destroy(at: *mut CmId) -> Result<(), Errno> {
+pub(in crate::rdmacm) fn destroy(at: *mut CmId) -> Result<(), Errno> {
     // SAFETY: the program does not use it now, except to acknowledge events.
     let id = unsafe { look::<Id, _>(at) }?;
     id.groups.leave_all(id.qp());

@@ -1,5 +1,9 @@
 //! Ids: a program's names for a connection, a listener or a group's member.
 
+pub(in crate::rdmacm) mod ep;
+pub(in crate::rdmacm) mod life;
+pub(in crate::rdmacm) mod options;
+
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -11,20 +15,20 @@ use verbs_abi::rdmacm::{CmEvent, CmId, EventChannel, PathRec};
 use verbs_cm::wire::PortSpace;
 use verbs_core::Psn;
 
-use super::channel::{self, acknowledge, inbox_of};
-use super::endpoint::{Endpoint, port_space};
-use super::group::Groups;
-use super::manager::{Manager, manager};
-use super::sockaddr::{path_of, storage};
 use crate::call::Errno;
-use crate::live::{Kind, Lent, Object, Users, lend, look, publish, room};
+use crate::call::live::{Kind, Lent, Object, Users, lend, look, publish, room};
 use crate::qp::Qp;
+use crate::rdmacm::address::sockaddr::{path_of, storage};
+use crate::rdmacm::channel::{self, acknowledge, inbox_of};
+use crate::rdmacm::manager::endpoint::{Endpoint, port_space};
+use crate::rdmacm::manager::{Manager, manager};
+use crate::rdmacm::multicast::group::Groups;
 
 /// Types of queue pair, as `ibv_qp_type`.
-pub(super) const RC: u32 = 2;
-pub(super) const UD: u32 = 4;
-pub(super) const XRC_SEND: u32 = 9;
-pub(super) const XRC_RECV: u32 = 10;
+pub(in crate::rdmacm) const RC: u32 = 2;
+pub(in crate::rdmacm) const UD: u32 = 4;
+pub(in crate::rdmacm) const XRC_SEND: u32 = 9;
+pub(in crate::rdmacm) const XRC_RECV: u32 = 10;
 
 /// An id.
 #[repr(C)]
@@ -32,13 +36,13 @@ pub(crate) struct Id {
     shown: UnsafeCell<CmId>,
     /// The path that `path_rec` points to.
     path: UnsafeCell<PathRec>,
-    pub(super) endpoint: Arc<Endpoint>,
-    pub(super) space: PortSpace,
+    pub(in crate::rdmacm) endpoint: Arc<Endpoint>,
+    pub(in crate::rdmacm) space: PortSpace,
     /// It has a channel of its own, and calls wait for their events.
-    pub(super) is_synchronous: AtomicBool,
+    pub(in crate::rdmacm) is_synchronous: AtomicBool,
     /// How queue pairs of its requests are made; see `rdma_create_ep`.
-    pub(super) template: Mutex<Option<verbs_abi::QpInitAttr>>,
-    pub(super) groups: Groups,
+    pub(in crate::rdmacm) template: Mutex<Option<verbs_abi::QpInitAttr>>,
+    pub(in crate::rdmacm) groups: Groups,
     /// Held from looking at its queue pair to lending that, and while it loses it: the next one may be at the same address.
     qp_turn: Mutex<()>,
     users: Users,
@@ -60,27 +64,27 @@ unsafe impl Object for Id {
 
 impl Id {
     /// The current C structure.
-    pub(super) fn shown(&self) -> CmId {
+    pub(in crate::rdmacm) fn shown(&self) -> CmId {
         // SAFETY: programs make calls that concern an id one at a time, and change it only in between.
         unsafe { *self.shown.get() }
     }
 
     /// Changes it. `change` reads nothing else of the id.
-    pub(super) fn change<R>(&self, change: impl FnOnce(&mut CmId) -> R) -> R {
+    pub(in crate::rdmacm) fn change<R>(&self, change: impl FnOnce(&mut CmId) -> R) -> R {
         // SAFETY: as above; no other reference to it exists during the call.
         change(unsafe { &mut *self.shown.get() })
     }
 
     /// Its address in the program.
-    pub(super) fn at(&self) -> *mut CmId {
+    pub(in crate::rdmacm) fn at(&self) -> *mut CmId {
         self.shown.get()
     }
 
-    pub(super) fn is_synchronous(&self) -> bool {
+    pub(in crate::rdmacm) fn is_synchronous(&self) -> bool {
         self.is_synchronous.load(Ordering::Relaxed)
     }
 
-    pub(super) fn channel(&self) -> *mut EventChannel {
+    pub(in crate::rdmacm) fn channel(&self) -> *mut EventChannel {
         self.shown().channel
     }
 
@@ -91,13 +95,13 @@ impl Id {
     }
 
     /// Its queue pair, or NULL, in a call of the program that names the id.
-    pub(super) fn qp(&self) -> *mut verbs_abi::Qp {
+    pub(in crate::rdmacm) fn qp(&self) -> *mut verbs_abi::Qp {
         self.qp_place().load(Ordering::Acquire)
     }
 
     /// Its queue pair, if it has one, for the thread that takes an event of the id: another thread may be about to destroy
     /// it, which a program cannot know to be too early.
-    pub(super) fn lend_qp(&self) -> Option<Lent<Qp>> {
+    pub(in crate::rdmacm) fn lend_qp(&self) -> Option<Lent<Qp>> {
         let _turn = self.qp_turn.lock();
         let qp = self.qp();
         // A pointer that is no queue pair any longer, because the program has destroyed it otherwise, is none.
@@ -105,18 +109,18 @@ impl Id {
     }
 
     /// The id has that queue pair from now on.
-    pub(super) fn give_qp(&self, qp: *mut verbs_abi::Qp) {
+    pub(in crate::rdmacm) fn give_qp(&self, qp: *mut verbs_abi::Qp) {
         self.qp_place().store(qp, Ordering::Release);
     }
 
     /// The id has no queue pair from now on. Returns the one that it had, which has been lent for the last time.
-    pub(super) fn take_qp(&self) -> *mut verbs_abi::Qp {
+    pub(in crate::rdmacm) fn take_qp(&self) -> *mut verbs_abi::Qp {
         let _turn = self.qp_turn.lock();
         self.qp_place().swap(null_mut(), Ordering::AcqRel)
     }
 
     /// Drops the event of a synchronous call.
-    pub(super) fn drop_event(&self) {
+    pub(in crate::rdmacm) fn drop_event(&self) {
         let event = self.change(|shown| std::mem::replace(&mut shown.event, null_mut()));
         if !event.is_null() {
             // The program may have acknowledged it itself.
@@ -124,12 +128,12 @@ impl Id {
         }
     }
 
-    pub(super) fn keep_event(&self, event: *mut CmEvent) {
+    pub(in crate::rdmacm) fn keep_event(&self, event: *mut CmEvent) {
         self.change(|shown| shown.event = event);
     }
 
     /// The id is on the device now.
-    pub(super) fn on_device(&self, manager: &Manager) {
+    pub(in crate::rdmacm) fn on_device(&self, manager: &Manager) {
         self.change(|shown| {
             shown.verbs = manager.verbs();
             shown.port_num = crate::device::PORT;
@@ -140,7 +144,7 @@ impl Id {
     }
 
     /// Updates the addresses that it shows.
-    pub(super) fn show_addresses(&self) {
+    pub(in crate::rdmacm) fn show_addresses(&self) {
         let state = self.endpoint.state.lock();
         self.change(|shown| {
             let addr = &mut shown.route.addr;
@@ -159,7 +163,7 @@ impl Id {
     }
 
     /// The number of the first packet that the peer of the id will send.
-    pub(super) fn psn(&self, manager: &Arc<Manager>) -> Psn {
+    pub(in crate::rdmacm) fn psn(&self, manager: &Arc<Manager>) -> Psn {
         manager.with(|inner, _| {
             let mut state = self.endpoint.state.lock();
             *state.psn.get_or_insert_with(|| inner.cm.draw_psn())
@@ -167,7 +171,7 @@ impl Id {
     }
 
     /// The path to the peer is known.
-    pub(super) fn show_path(&self, path: PathRec) {
+    pub(in crate::rdmacm) fn show_path(&self, path: PathRec) {
         // SAFETY: as for the C structure.
         unsafe { *self.path.get() = path };
         let at = self.path.get();
@@ -192,7 +196,7 @@ fn make(shown: CmId, endpoint: Arc<Endpoint>, space: PortSpace, is_synchronous: 
     at
 }
 
-pub(super) fn create(
+pub(in crate::rdmacm) fn create(
     channel: *mut EventChannel,
     context: *mut c_void,
     ps: u32,
@@ -215,7 +219,10 @@ pub(super) fn create(
 }
 
 /// The id for a request that a listener's program takes: on the listener's channel, with its context.
-pub(super) fn of_request(listener: &Endpoint, child: &Arc<Endpoint>) -> Result<*mut CmId, Errno> {
+pub(in crate::rdmacm) fn of_request(
+    listener: &Endpoint,
+    child: &Arc<Endpoint>,
+) -> Result<*mut CmId, Errno> {
     let manager = manager()?;
     // SAFETY: the program does not destroy the listener in its call for events.
     let listening = unsafe { look::<Id, _>(listener.shown()) }?;

@@ -1,5 +1,7 @@
 //! Listening, connecting, accepting, rejecting, disconnecting.
 
+pub(in crate::rdmacm) mod streams;
+
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, mpsc};
@@ -11,15 +13,16 @@ use verbs_core::host::message::{NotListening, Service};
 use verbs_core::mad::{Bits, Blob};
 use verbs_core::{Error, QKey, QpAttr, QpState, Qpn};
 
-use super::address::{bind, check_own, stands_for_any};
-use super::channel;
-use super::endpoint::{Claim, Reply, Role, service};
-use super::id::{Id, UD, XRC_RECV, XRC_SEND};
-use super::manager::{Inner, Manager, manager};
-use super::taken::{self, complete};
-use super::{life, qp, streams};
+use crate::call::live::look;
 use crate::call::{Errno, log, number};
-use crate::live::look;
+use crate::rdmacm::address::{bind, check_own, stands_for_any};
+use crate::rdmacm::channel;
+use crate::rdmacm::channel::taken::{self, complete};
+use crate::rdmacm::id::life;
+use crate::rdmacm::id::{Id, UD, XRC_RECV, XRC_SEND};
+use crate::rdmacm::manager::endpoint::{Claim, Reply, Role, service};
+use crate::rdmacm::manager::{Inner, Manager, manager};
+use crate::rdmacm::qp;
 
 /// "As many as the device supports", for READs and atomics.
 const MAX: u8 = 0xff;
@@ -27,12 +30,12 @@ const MAX: u8 = 0xff;
 const BACKLOG_MAX: u32 = 1024;
 
 /// The program's parameters for a connection.
-pub(super) struct Wish {
-    pub(super) private_data: Vec<u8>,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
-    pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
+pub(in crate::rdmacm) struct Wish {
+    pub(in crate::rdmacm) private_data: Vec<u8>,
+    pub(in crate::rdmacm) responder_resources: u8,
+    pub(in crate::rdmacm) initiator_depth: u8,
+    pub(in crate::rdmacm) retry_count: u8,
+    pub(in crate::rdmacm) rnr_retry_count: u8,
     srq: bool,
     qpn: Qpn,
 }

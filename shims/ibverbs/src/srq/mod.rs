@@ -1,18 +1,21 @@
 //! Shared receive queues.
 
+pub(crate) mod recv;
+pub(crate) mod xrcd;
+
 use std::ffi::c_int;
 
 use verbs_abi::{self as abi, RecvWr, SrqAttr, SrqInitAttr, SrqInitAttrEx};
 use verbs_core::{Shared, Target};
 
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::event::Watched;
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
+use crate::inbox::event::Watched;
 use crate::memory::Pd;
-use crate::recv::receives;
-use crate::xrcd::Xrcd;
+use crate::srq::recv::receives;
+use crate::srq::xrcd::Xrcd;
 
 /// A shared receive queue.
 #[repr(C)]

@@ -8,14 +8,16 @@ use verbs_abi::rdmacm::{CmEvent, EventChannel, event};
 use verbs_cm::{Route, UDP_QKEY};
 use verbs_core::Qpn;
 
-use super::channel::{self, inbox_of};
-use super::endpoint::{Arrival, Endpoint, Joined, Param, Reply, Role, Told, UdFields, What};
-use super::id::{self, Id};
-use super::manager::manager;
-use super::sockaddr::path_of;
+use crate::call::live::look;
 use crate::call::{Errno, number};
-use crate::live::look;
 use crate::qp;
+use crate::rdmacm::address::sockaddr::path_of;
+use crate::rdmacm::channel::{self, inbox_of};
+use crate::rdmacm::id::{self, Id};
+use crate::rdmacm::manager::endpoint::{
+    Arrival, Endpoint, Joined, Param, Reply, Role, Told, UdFields, What,
+};
+use crate::rdmacm::manager::manager;
 
 /// `rdma_get_cm_event`: waits for an event, unless the program has set `O_NONBLOCK`.
 pub(crate) unsafe extern "C" fn get_cm_event(
@@ -34,7 +36,7 @@ pub(crate) unsafe extern "C" fn get_cm_event(
 }
 
 /// The next event of a channel.
-pub(super) fn next(channel: *mut EventChannel) -> Result<*mut CmEvent, Errno> {
+pub(in crate::rdmacm) fn next(channel: *mut EventChannel) -> Result<*mut CmEvent, Errno> {
     let inbox = inbox_of(channel)?;
     loop {
         let arrival = inbox.take(|arrival| arrival.endpoint.unacknowledged.taken())?;
@@ -152,7 +154,7 @@ fn joined_told(endpoint: &Endpoint, joined: &Joined) -> Told {
 }
 
 /// What a synchronous call waits for: the event, which stays with the id, and the error for its status.
-pub(super) fn complete(id: &Id) -> Result<c_int, Errno> {
+pub(in crate::rdmacm) fn complete(id: &Id) -> Result<c_int, Errno> {
     if !id.is_synchronous() {
         return Ok(0);
     }

@@ -1,18 +1,20 @@
 //! Multicast groups of ids. Over RoCE a group's GID is its address, and the device informs the network.
 
+pub(in crate::rdmacm) mod group;
+
 use std::ffi::{c_int, c_void};
 
 use verbs_abi::rdmacm::{CmId, JoinMcAttrEx};
 use verbs_core::{Av, Gid, LinkLayer};
 
-use super::endpoint::{Joined, What};
-use super::id::Id;
-use super::manager::manager;
-use super::sockaddr::from_c;
-use super::taken::complete;
+use crate::call::live::look;
 use crate::call::{Errno, number};
 use crate::device::PORT;
-use crate::live::look;
+use crate::rdmacm::address::sockaddr::from_c;
+use crate::rdmacm::channel::taken::complete;
+use crate::rdmacm::id::Id;
+use crate::rdmacm::manager::endpoint::{Joined, What};
+use crate::rdmacm::manager::manager;
 
 /// `rdma_join_multicast`.
 pub(crate) unsafe extern "C" fn join_multicast(

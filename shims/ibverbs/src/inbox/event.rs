@@ -6,8 +6,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use verbs_core::{AsyncEvent, Device, EventType, ObjectId, Subject};
 
+use crate::call::live::Unacknowledged;
 use crate::inbox::Inbox;
-use crate::live::Unacknowledged;
 
 /// An event that waits for the program.
 #[derive(Clone)]

@@ -7,13 +7,14 @@ use std::ptr::null_mut;
 use verbs_abi::rdmacm::{AddrInfo, CmId};
 use verbs_abi::{Pd, QpInitAttr};
 
-use super::address::{bind_as_named, find_route, resolve};
-use super::id::{self, Id, RC, UD};
-use super::sockaddr::{from_c, to_c};
-use super::taken::complete;
-use super::{life, qp};
+use crate::call::live::look;
 use crate::call::{Errno, number};
-use crate::live::look;
+use crate::rdmacm::address::sockaddr::{from_c, to_c};
+use crate::rdmacm::address::{bind_as_named, find_route, resolve};
+use crate::rdmacm::channel::taken::complete;
+use crate::rdmacm::id::life;
+use crate::rdmacm::id::{self, Id, RC, UD};
+use crate::rdmacm::qp;
 
 /// `RAI_PASSIVE`, `RAI_NUMERICHOST`, `RAI_NOROUTE`, `RAI_FAMILY`.
 const PASSIVE: c_int = 1;

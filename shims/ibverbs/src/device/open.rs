@@ -10,12 +10,13 @@ use verbs_abi::{self as abi, ContextOps, VerbsContext};
 use verbs_core::LinkLayer;
 use verbs_core::mem::catch_faults;
 
+use crate::call::live::{Ending, end, forget, look, publish, room};
 use crate::call::{Errno, code, pointer};
 use crate::device::{self, Context, PORT, Parts};
-use crate::event::Events;
 use crate::inbox::Inbox;
-use crate::live::{Ending, end, forget, look, publish, room};
-use crate::{cq, memory, qp, srq, xrcd};
+use crate::inbox::event::Events;
+use crate::srq::xrcd;
+use crate::{cq, memory, qp, srq};
 
 /// `ibv_open_device`.
 pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {

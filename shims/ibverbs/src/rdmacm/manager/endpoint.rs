@@ -12,46 +12,46 @@ use verbs_core::host::HostPorts;
 use verbs_core::host::message::Service;
 use verbs_core::{Av, Gid, Psn, QpAttr};
 
-use super::ports::Binding;
+use crate::call::live::Unacknowledged;
 use crate::inbox::Inbox;
-use crate::live::Unacknowledged;
 use crate::qp::Stream;
+use crate::rdmacm::address::ports::Binding;
 
 /// The connection manager's part of an id. It exists before the id, for a request that the program has not taken yet.
 #[derive(Default)]
-pub(super) struct Endpoint {
+pub(in crate::rdmacm) struct Endpoint {
     /// The address of the id; 0 before there is one.
     at: AtomicUsize,
     /// Events that the program has taken and not acknowledged.
-    pub(super) unacknowledged: Unacknowledged,
-    pub(super) state: Mutex<State>,
+    pub(in crate::rdmacm) unacknowledged: Unacknowledged,
+    pub(in crate::rdmacm) state: Mutex<State>,
 }
 
 /// Its variable state.
 #[derive(Default)]
-pub(super) struct State {
+pub(in crate::rdmacm) struct State {
     /// Where its events are delivered; `None` once it is destroyed.
     inbox: Option<Arc<Inbox<Arrival>>>,
-    pub(super) role: Role,
+    pub(in crate::rdmacm) role: Role,
     /// Its port number.
-    pub(super) binding: Option<Binding>,
+    pub(in crate::rdmacm) binding: Option<Binding>,
     /// A listener's number on the host, where other processes share the number space.
-    pub(super) claim: Option<Claim>,
-    pub(super) local: Option<SocketAddr>,
-    pub(super) remote: Option<SocketAddr>,
-    pub(super) route: Option<Route>,
+    pub(in crate::rdmacm) claim: Option<Claim>,
+    pub(in crate::rdmacm) local: Option<SocketAddr>,
+    pub(in crate::rdmacm) remote: Option<SocketAddr>,
+    pub(in crate::rdmacm) route: Option<Route>,
     /// The number of the first packet that the peer will send.
-    pub(super) psn: Option<Psn>,
-    pub(super) options: Options,
+    pub(in crate::rdmacm) psn: Option<Psn>,
+    pub(in crate::rdmacm) options: Options,
     /// Its end of a connection that the device makes itself; its port number is that one's.
-    pub(super) stream: Option<Arc<Stream>>,
+    pub(in crate::rdmacm) stream: Option<Arc<Stream>>,
 }
 
 /// A service that this process offers on its host; withdrawn when it is dropped.
 #[derive(Debug)]
-pub(super) struct Claim {
-    pub(super) ports: Arc<dyn HostPorts>,
-    pub(super) service: Service,
+pub(in crate::rdmacm) struct Claim {
+    pub(in crate::rdmacm) ports: Arc<dyn HostPorts>,
+    pub(in crate::rdmacm) service: Service,
 }
 
 impl Drop for Claim {
@@ -62,7 +62,7 @@ impl Drop for Claim {
 
 /// The role of an id for the connection manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Role {
+pub(in crate::rdmacm) enum Role {
     /// Nothing yet.
     #[default]
     Idle,
@@ -98,7 +98,7 @@ pub(super) enum Role {
 
 /// The progress of the answer to an own request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(in crate::rdmacm) enum Reply {
     Awaited,
     /// It has arrived, and the program has to take it.
     Here,
@@ -110,30 +110,30 @@ pub(super) enum Reply {
 
 /// `rdma_set_option`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Options {
-    pub(super) tos: u8,
-    pub(super) reuse_address: bool,
+pub(in crate::rdmacm) struct Options {
+    pub(in crate::rdmacm) tos: u8,
+    pub(in crate::rdmacm) reuse_address: bool,
     /// Whether a wildcard stands for addresses of its own family alone, if the program has said so.
-    pub(super) family_only: Option<bool>,
-    pub(super) ack_timeout: Option<u8>,
+    pub(in crate::rdmacm) family_only: Option<bool>,
+    pub(in crate::rdmacm) ack_timeout: Option<u8>,
 }
 
 impl Options {
     /// Whether that address, if it is a wildcard, stands for those of its own family alone. That of IPv6 stands for all, if
     /// the program has said nothing.
-    pub(super) fn is_family_only(&self, named: IpAddr) -> bool {
+    pub(in crate::rdmacm) fn is_family_only(&self, named: IpAddr) -> bool {
         self.family_only.unwrap_or(named.is_ipv4())
     }
 }
 
 /// An entry that waits in a channel.
-pub(super) struct Arrival {
-    pub(super) endpoint: Arc<Endpoint>,
-    pub(super) what: What,
+pub(in crate::rdmacm) struct Arrival {
+    pub(in crate::rdmacm) endpoint: Arc<Endpoint>,
+    pub(in crate::rdmacm) what: What,
 }
 
 /// What has arrived.
-pub(super) enum What {
+pub(in crate::rdmacm) enum What {
     /// An event to be reported.
     Told(Told),
     /// A request for a listener.
@@ -149,24 +149,24 @@ pub(super) enum What {
 }
 
 /// A group that an id has joined.
-pub(super) struct Joined {
-    pub(super) mgid: Gid,
-    pub(super) av: Av,
+pub(in crate::rdmacm) struct Joined {
+    pub(in crate::rdmacm) mgid: Gid,
+    pub(in crate::rdmacm) av: Av,
     /// The context that the program passed.
-    pub(super) context: usize,
+    pub(in crate::rdmacm) context: usize,
 }
 
 /// An event.
 #[derive(Debug, Default)]
-pub(super) struct Told {
-    pub(super) event: u32,
-    pub(super) status: i32,
-    pub(super) param: Param,
+pub(in crate::rdmacm) struct Told {
+    pub(in crate::rdmacm) event: u32,
+    pub(in crate::rdmacm) status: i32,
+    pub(in crate::rdmacm) param: Param,
 }
 
 /// The parameters of an event.
 #[derive(Debug, Default)]
-pub(super) enum Param {
+pub(in crate::rdmacm) enum Param {
     #[default]
     Nothing,
     Conn(ConnFields),
@@ -175,31 +175,31 @@ pub(super) enum Param {
 
 /// The parameters of an event of a connection.
 #[derive(Debug, Default)]
-pub(super) struct ConnFields {
-    pub(super) private_data: Vec<u8>,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
-    pub(super) flow_control: bool,
-    pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) srq: bool,
-    pub(super) qp_num: u32,
+pub(in crate::rdmacm) struct ConnFields {
+    pub(in crate::rdmacm) private_data: Vec<u8>,
+    pub(in crate::rdmacm) responder_resources: u8,
+    pub(in crate::rdmacm) initiator_depth: u8,
+    pub(in crate::rdmacm) flow_control: bool,
+    pub(in crate::rdmacm) retry_count: u8,
+    pub(in crate::rdmacm) rnr_retry_count: u8,
+    pub(in crate::rdmacm) srq: bool,
+    pub(in crate::rdmacm) qp_num: u32,
 }
 
 /// The parameters of an event of a service for datagrams, or of a group.
 #[derive(Debug, Default)]
-pub(super) struct UdFields {
-    pub(super) private_data: Vec<u8>,
+pub(in crate::rdmacm) struct UdFields {
+    pub(in crate::rdmacm) private_data: Vec<u8>,
     /// The destination of datagrams.
-    pub(super) av: Option<Av>,
-    pub(super) qp_num: u32,
-    pub(super) qkey: u32,
+    pub(in crate::rdmacm) av: Option<Av>,
+    pub(in crate::rdmacm) qp_num: u32,
+    pub(in crate::rdmacm) qkey: u32,
     /// In place of private data: the context with which the program joined a group.
-    pub(super) context: usize,
+    pub(in crate::rdmacm) context: usize,
 }
 
 impl Told {
-    pub(super) fn of(event: u32, status: i32) -> Self {
+    pub(in crate::rdmacm) fn of(event: u32, status: i32) -> Self {
         Self {
             event,
             status,
@@ -210,7 +210,7 @@ impl Told {
 
 impl Endpoint {
     /// An endpoint whose events are delivered to `inbox`.
-    pub(super) fn new(inbox: Arc<Inbox<Arrival>>) -> Arc<Self> {
+    pub(in crate::rdmacm) fn new(inbox: Arc<Inbox<Arrival>>) -> Arc<Self> {
         let state = State {
             inbox: Some(inbox),
             ..State::default()
@@ -222,7 +222,7 @@ impl Endpoint {
     }
 
     /// A modify of its queue pair, with the program's options applied.
-    pub(super) fn with_options(&self, mut change: QpAttr) -> QpAttr {
+    pub(in crate::rdmacm) fn with_options(&self, mut change: QpAttr) -> QpAttr {
         if let (Some(timeout), Some(wanted)) =
             (&mut change.timeout, self.state.lock().options.ack_timeout)
         {
@@ -232,30 +232,30 @@ impl Endpoint {
     }
 
     /// The id, as the program knows it; NULL before it does.
-    pub(super) fn shown(&self) -> *mut abi::CmId {
+    pub(in crate::rdmacm) fn shown(&self) -> *mut abi::CmId {
         std::ptr::with_exposed_provenance_mut(self.at.load(Ordering::Acquire))
     }
 
-    pub(super) fn has_got(&self, id: *mut abi::CmId) {
+    pub(in crate::rdmacm) fn has_got(&self, id: *mut abi::CmId) {
         self.at.store(id.expose_provenance(), Ordering::Release);
     }
 
     /// Whether it has a port number.
-    pub(super) fn is_bound(&self) -> bool {
+    pub(in crate::rdmacm) fn is_bound(&self) -> bool {
         let state = self.state.lock();
         state.binding.is_some() || state.stream.is_some()
     }
 
-    pub(super) fn role(&self) -> Role {
+    pub(in crate::rdmacm) fn role(&self) -> Role {
         self.state.lock().role
     }
 
-    pub(super) fn set_role(&self, role: Role) {
+    pub(in crate::rdmacm) fn set_role(&self, role: Role) {
         self.state.lock().role = role;
     }
 
     /// Reports something to the program; an id that is destroyed gets no events.
-    pub(super) fn tell(self: &Arc<Self>, what: What) {
+    pub(in crate::rdmacm) fn tell(self: &Arc<Self>, what: What) {
         let state = self.state.lock();
         if let Some(inbox) = &state.inbox {
             inbox.push(Arrival {
@@ -266,7 +266,7 @@ impl Endpoint {
     }
 
     /// Delivers its events elsewhere from now on, together with those that wait.
-    pub(super) fn move_to(self: &Arc<Self>, inbox: &Arc<Inbox<Arrival>>) {
+    pub(in crate::rdmacm) fn move_to(self: &Arc<Self>, inbox: &Arc<Inbox<Arrival>>) {
         let mut state = self.state.lock();
         if let Some(old) = state.inbox.replace(Arc::clone(inbox)) {
             for arrival in old.purge(|arrival| Arc::ptr_eq(&arrival.endpoint, self)) {
@@ -276,7 +276,7 @@ impl Endpoint {
     }
 
     /// Nothing is reported for it any longer. Returns the endpoints of requests that the program has not taken.
-    pub(super) fn silence(self: &Arc<Self>) -> Vec<Arc<Self>> {
+    pub(in crate::rdmacm) fn silence(self: &Arc<Self>) -> Vec<Arc<Self>> {
         let inbox = self.state.lock().inbox.take();
         let waiting =
             inbox.map(|inbox| inbox.purge(|arrival| Arc::ptr_eq(&arrival.endpoint, self)));
@@ -288,19 +288,19 @@ impl Endpoint {
     }
 
     /// Where its events are delivered.
-    pub(super) fn inbox(&self) -> Option<Arc<Inbox<Arrival>>> {
+    pub(in crate::rdmacm) fn inbox(&self) -> Option<Arc<Inbox<Arrival>>> {
         self.state.lock().inbox.clone()
     }
 }
 
 /// The port space of that number.
-pub(super) fn port_space(number: u32) -> Option<PortSpace> {
+pub(in crate::rdmacm) fn port_space(number: u32) -> Option<PortSpace> {
     PortSpace::ALL
         .into_iter()
         .find(|space| u32::from(space.code()) == number)
 }
 
 /// The service at that port number.
-pub(super) fn service(space: PortSpace, addr: SocketAddr) -> ServiceId {
+pub(in crate::rdmacm) fn service(space: PortSpace, addr: SocketAddr) -> ServiceId {
     ServiceId::rdma_cm(space, addr.port())
 }

@@ -10,9 +10,9 @@ use rustix::fs::fstat;
 use verbs_abi::{self as abi, XrcdInitAttr};
 use verbs_core::xrcd::XrcdName;
 
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A domain: handles that were opened with the same file are one domain, in all programs that share the device.
 #[repr(C)]

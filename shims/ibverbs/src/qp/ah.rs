@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use verbs_abi::{self as abi, AhAttr, av_of, shown_av};
 use verbs_core::{Av, Gid, Lid, Wc, WcFlags};
 
+use crate::call::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::call::{Errno, code, number, pointer};
 use crate::device::Context;
-use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::memory::Pd;
 
 /// An address handle.
