@@ -46,9 +46,7 @@ const TYPES: &[(&str, &str, usize, usize)] = &[
 const ROOMS_MAX: usize = 10;
 
 /// Folders that have more, and how many.
-const ROOMS: &[(&str, usize)] = &[
-    ("hca-sim/src/transport", 11),
-];
+const ROOMS: &[(&str, usize)] = &[("hca-sim/src/transport", 11)];
 
 /// The floors of hca-sim, from the lowest.
 const FLOORS: &[&str] = &[
