@@ -120,10 +120,20 @@ pub fn join(addresses: &[IpAddr]) -> Result<Option<Joined>, HostError> {
     match Joined::join(socket, addresses, &program()) {
         Ok(link) => Ok(Some(link.rejoins(move || connect_now(&path)))),
         Err(JoinError::Refused(No::Addresses)) => Ok(None),
-        // The daemon is just ending.
         Err(JoinError::Socket(_)) if !is_named => Ok(None),
+        // The daemon is just ending: that is as if it had ended before.
+        Err(JoinError::Socket(error)) if has_ended(&error) => Err(HostError::Reach { path, error }),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether the other end of a socket has gone.
+fn has_ended(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof
+    )
 }
 
 /// The clients of the host's daemon, and what it knows of each; `None` if there is no daemon where programs look for one. The
@@ -134,10 +144,17 @@ pub fn join(addresses: &[IpAddr]) -> Result<Option<Joined>, HostError> {
 /// # Errors
 /// [`HostError::Reach`] if there is no daemon although the variable names one; [`HostError::Join`] if it does not answer.
 pub fn clients() -> Result<Option<Vec<Listed>>, HostError> {
-    let Some((socket, ..)) = connect()? else {
+    let Some((socket, path, is_named)) = connect()? else {
         return Ok(None);
     };
-    Ok(Some(clients_of(&socket)?))
+    match clients_of(&socket) {
+        Ok(clients) => Ok(Some(clients)),
+        Err(JoinError::Socket(error)) if has_ended(&error) => match is_named {
+            true => Err(HostError::Reach { path, error }),
+            false => Ok(None),
+        },
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Connects to the daemon, if there is one: the socket, where it listens, and whether the variable names that.
