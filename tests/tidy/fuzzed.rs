@@ -73,6 +73,10 @@ const FUZZED: &[(&str, &[&str])] = &[
 const OTHERS: &[(&str, &str)] = &[
     ("verbs-link/src/udp/ancillary.rs", "what the kernel says"),
     (
+        "verbs-link/src/wrap/faulty.rs",
+        "a share of packets, in arguments",
+    ),
+    (
         "shims/ibverbs/src/device/place.rs",
         "the environment of the program itself",
     ),

@@ -56,5 +56,5 @@ pub use packet::{
     Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Refusal, Route, Sent, Waiter,
 };
 pub use udp::steering::{PROGRAMS_MAX, SHARED_MAX, Seat, SteeredSocket, Steering};
-pub use udp::{ADDRESSES_MAX, GROUPS_MAX, LinkError, Udp};
-pub use wrap::{Captured, FaultCounters, Faults, Faulty, Wrap};
+pub use udp::{ADDRESSES_MAX, GROUPS_MAX, LinkError, Udp, loopback_addresses};
+pub use wrap::{Captured, FaultCounters, Faults, Faulty, NotPerMille, PerMille, Wrap};

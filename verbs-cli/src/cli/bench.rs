@@ -5,6 +5,7 @@ use std::fmt;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::units;
 use crate::wire::Transport;
 
 pub(super) const EXAMPLES: &str = "\
@@ -38,8 +39,8 @@ pub(crate) struct BenchArgs {
     /// Measure only what that carries on the loopback interface: roce, packets over UDP; or iwarp, streams over TCP
     #[arg(long, value_enum, value_name = "TRANSPORT", conflicts_with = "only")]
     transport: Option<Transport>,
-    /// Measure for so many seconds in all, 0.1 to 3600; up to twice as long where others disturb
-    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds)]
+    /// Measure for so long in all, 100ms to 1h; up to twice as long where others disturb
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = seconds)]
     pub(crate) time: f64,
     /// About 2 s in all
     #[arg(long, conflicts_with = "time")]
@@ -121,9 +122,10 @@ impl fmt::Display for Bench {
 
 /// Seconds of a benchmark.
 fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("seconds between 0.1 and 3600 would be right".into()),
+    match units::time(text).map(|time| time.as_secs_f64()) {
+        Some(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        Some(_) => Err("from 100ms to 1h would be right".into()),
+        None => Err(units::TIMES.into()),
     }
 }
 
@@ -133,10 +135,15 @@ mod tests {
 
     #[test]
     fn a_benchmark_takes_a_while_but_not_forever() {
-        for (text, right) in [("0.1", 0.1), ("3600", 3600.0)] {
+        for (text, right) in [
+            ("0.1", 0.1),
+            ("3600", 3600.0),
+            ("20s", 20.0),
+            ("1h", 3600.0),
+        ] {
             assert_eq!(seconds(text), Ok(right));
         }
-        for text in ["", "0", "0.05", "-1", "3601", "nan", "inf", "1s"] {
+        for text in ["", "0", "0.05", "-1", "3601", "nan", "inf", "99ms"] {
             assert!(seconds(text).is_err(), "{text}");
         }
     }

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use verbs_core::Mtu;
 
 use self::shell::{CompletionsArgs, ManArgs};
+use crate::address::listening;
 use crate::connect_bench::{self, ConnectBenchArgs};
 use crate::connecting::ConnectArgs;
 use crate::connections::{self, ConnectionsArgs};
@@ -321,7 +322,7 @@ pub(crate) struct ServeArgs {
     pub(crate) dir: PathBuf,
     /// Address and port, of TCP and of the connection manager, on which clients come; default: port 7174
     /// of TCP on all
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = listening)]
     pub(crate) listen: Option<SocketAddr>,
     /// Clients served at the same time; others are told to come again
     #[arg(long, value_name = "N", default_value_t = 16,

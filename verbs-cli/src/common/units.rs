@@ -7,10 +7,26 @@ use verbs_core::Mtu;
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 
+/// What [`time`] takes, for messages.
+pub(crate) const TIMES: &str = "a time would be right, such as 500ms, 5s, 2m, or 5 for seconds";
+
+/// A span of time as [`span`] takes it, or a number of seconds.
+pub(crate) fn time(text: &str) -> Option<Duration> {
+    match text.ends_with(|c: char| c.is_ascii_digit()) {
+        true => scaled(text, "s"),
+        false => span(text),
+    }
+}
+
 /// A span of time: a number with us, ms, s, m or h behind it. `None` for other texts, and for more than 2^64 microseconds.
 pub(crate) fn span(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let micros: u64 = match &text[digits.len()..] {
+    scaled(digits, &text[digits.len()..])
+}
+
+/// So many of that unit, to the microsecond.
+fn scaled(number: &str, unit: &str) -> Option<Duration> {
+    let micros: u64 = match unit {
         "us" => 1,
         "ms" => 1_000,
         "s" => 1_000_000,
@@ -18,11 +34,18 @@ pub(crate) fn span(text: &str) -> Option<Duration> {
         "h" => 3_600_000_000,
         _ => return None,
     };
-    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let count: u64 = digits.parse().ok()?;
-    count.checked_mul(micros).map(Duration::from_micros)
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |text: &str| {
+        let are_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse::<u64>().ok().filter(|_| are_digits)
+    };
+    let (count, fraction) = (digits(whole)?, digits(part)?);
+    // Ten digits of a fraction of an hour would be too many to multiply.
+    let scale = 10_u64.checked_pow(u32::try_from(part.len()).ok().filter(|&len| len < 10)?)?;
+    let micros = count
+        .checked_mul(micros)?
+        .checked_add(fraction.checked_mul(micros)? / scale)?;
+    Some(Duration::from_micros(micros))
 }
 
 /// A path MTU.
@@ -82,6 +105,9 @@ mod tests {
             ("5s", 5_000_000),
             ("2m", 120_000_000),
             ("24h", 86_400_000_000),
+            ("1.5s", 1_500_000),
+            ("0.25ms", 250),
+            ("0.000000001h", 3),
         ] {
             assert_eq!(span(text), Some(Duration::from_micros(micros)), "{text}");
         }
@@ -91,13 +117,31 @@ mod tests {
             "s",
             "-1s",
             "+1s",
-            "1.5s",
+            "1.s",
+            ".5s",
+            "1.5.5s",
+            "1.0000000000s",
             "5 s",
             "5S",
             "1d",
             "99999999999999999h",
         ] {
             assert_eq!(span(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_spans_or_seconds() {
+        for (text, micros) in [
+            ("5", 5_000_000),
+            ("0.5", 500_000),
+            ("500ms", 500_000),
+            ("2m", 120_000_000),
+        ] {
+            assert_eq!(time(text), Some(Duration::from_micros(micros)), "{text}");
+        }
+        for text in ["", "-1", "+1", "1e3", "5.", ".5", "nan", "inf", "1d"] {
+            assert_eq!(time(text), None, "{text}");
         }
     }
 

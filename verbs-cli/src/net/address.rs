@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use verbs_core::Gid;
@@ -44,6 +44,16 @@ impl Scheme {
 
 /// Bytes of a path at most, as the kernel has it (PATH_MAX).
 pub(crate) const PATH_BYTES_MAX: usize = 4096;
+
+/// Where to listen.
+pub(crate) fn listening(text: &str) -> Result<SocketAddr, String> {
+    let example = match text.parse() {
+        Ok(address) => SocketAddr::new(address, SERVE_PORT).to_string(),
+        Err(_) => format!("0.0.0.0:{SERVE_PORT}"),
+    };
+    let wrong = |_| format!("an address with a port would be right, such as {example}");
+    text.parse().map_err(wrong)
+}
 
 /// Whether packets can go from one GID to the other: both are IPv4 or both IPv6.
 pub(crate) fn same_family(one: Gid, other: Gid) -> bool {
@@ -88,6 +98,10 @@ pub(crate) struct ServedUrl {
 /// Why a URL names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UrlError {
+    #[error(
+        "roce://, rdma:// or iwarp:// would be right; a file of that name is named with ./ before it"
+    )]
+    Scheme,
     #[error("the host is missing; roce://HOST:PORT/PATH, rdma:// or iwarp:// would be right")]
     NoHost,
     #[error("the path is missing; roce://HOST:PORT/PATH, rdma:// or iwarp:// would be right")]
@@ -103,14 +117,16 @@ pub(crate) enum UrlError {
 }
 
 impl ServedUrl {
-    /// Whether this is meant to be such a URL rather than the name of a file.
+    /// Whether this is meant to be a URL rather than the name of a file.
     pub(crate) fn is_meant(text: &[u8]) -> bool {
-        Scheme::of(text).is_some()
+        let name = text.iter().take_while(|byte| byte.is_ascii_alphanumeric());
+        let (name, rest) = text.split_at(name.count());
+        !name.is_empty() && rest.starts_with(b"://")
     }
 
     /// Takes a URL apart.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, UrlError> {
-        let (scheme, rest) = Scheme::of(text).ok_or(UrlError::NoHost)?;
+        let (scheme, rest) = Scheme::of(text).ok_or(UrlError::Scheme)?;
         let slash = rest.iter().position(|&byte| byte == b'/');
         let (authority, path) = rest.split_at(slash.unwrap_or(rest.len()));
         let (host, port) = authority_parts(authority)?;
@@ -240,6 +256,7 @@ mod tests {
             }
         }
         let wrong = [
+            ("http://127.0.0.1/a", UrlError::Scheme),
             ("roce://", UrlError::NoHost),
             ("roce:///a", UrlError::NoHost),
             ("roce://:1/a", UrlError::NoHost),

@@ -12,7 +12,7 @@ use futures::future::{Either, select};
 use verbs_core::Device;
 use verbs_core::timer::Sleep;
 
-use crate::units::span;
+use crate::units::{TIMES, time};
 
 /// After this long without an answer a person wants to know that something still happens.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
@@ -87,10 +87,10 @@ impl ConnectArgs {
     }
 }
 
-/// A span of time with its unit.
+/// A span of time.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    match span(text) {
-        None => Err("a number with a unit would be right, such as 500ms, 5s or 2m".into()),
+    match time(text) {
+        None => Err(TIMES.into()),
         Some(Duration::ZERO) => Err("a connection takes longer than no time".into()),
         // The timer counts nanoseconds.
         Some(span) if span <= DURATION_MAX => Ok(span),
@@ -105,10 +105,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_units() {
+    fn durations_are_of_some_time() {
         for (text, millis) in [
             ("500ms", 500),
             ("5s", 5000),
+            ("5", 5000),
+            ("1.5s", 1500),
             ("2m", 120_000),
             ("1440m", 86_400_000),
         ] {
@@ -116,12 +118,11 @@ mod tests {
         }
         for text in [
             "",
-            "5",
             "s",
+            "0",
             "0s",
             "-1s",
             "+1s",
-            "1.5s",
             "25h",
             "5 s",
             "1441m",

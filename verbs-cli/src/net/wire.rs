@@ -8,7 +8,7 @@ mod subnet;
 
 use std::io;
 use std::iter;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,9 @@ use hca_sim::clock::Clock;
 use hca_sim::link::fabric::AttachError;
 use hca_sim::link::host::HostError;
 use hca_sim::link::pcap::{LinkType, PcapWriter};
-use hca_sim::link::{Captured, Faults, Faulty, Joined, LinkError, PacketLink, host};
+use hca_sim::link::{
+    Captured, Faults, Faulty, Joined, LinkError, PacketLink, host, loopback_addresses,
+};
 use hca_sim::{Builder, Hca, Udp};
 use rustix::rand::{GetRandomFlags, getrandom};
 use verbs_core::filter::Trace;
@@ -40,10 +42,6 @@ pub(crate) use self::subnet::SubnetNode;
 
 /// The only port of a software HCA.
 pub(crate) const PORT: u8 = 1;
-
-/// Addresses of 127.0.0.0/8 that are tried for a program which talks to another on the same host, from
-/// 127.0.0.2 on: as many such programs can run at a time. 127.0.0.1 is left to servers.
-const LOOPBACK_ADDRESSES_MAX: u16 = 1022;
 
 /// Opens devices on a network.
 pub(crate) trait Network: Sync {
@@ -99,7 +97,7 @@ impl<'a> Roce<'a> {
             None => Hca::over(link),
             Some(loss) => {
                 let faults = Faults {
-                    loss,
+                    loss: loss.get(),
                     ..Faults::NONE
                 };
                 Hca::over(Faulty::new(link, self.args.seed).receiving(faults))
@@ -366,16 +364,15 @@ impl Wire {
     /// Several programs may look for an address at the same time: one that finds it taken tries the
     /// next.
     fn open_on_loopback(network: &dyn Network, peer: IpAddr) -> Result<Self, WireError> {
-        for address in loopback_addresses(peer) {
+        for address in beside_peer(peer) {
             match network.attach(&[address]) {
                 Err(WireError::InUse(_)) => {}
                 result => return result,
             }
         }
-        Err(WireError::NoneFree {
-            first: loopback_address(0),
-            last: loopback_address(LOOPBACK_ADDRESSES_MAX - 1),
-        })
+        let mut tried = beside_peer(peer);
+        let (first, last) = (tried.next().unwrap_or(peer), tried.last().unwrap_or(peer));
+        Err(WireError::NoneFree { first, last })
     }
 
     /// From where a program may talk to `peer` that wants an address of its own although programs share them: from where
@@ -387,7 +384,7 @@ impl Wire {
         match local {
             _ if local != peer && !peer.is_loopback() => Ok(Box::new(iter::once(local))),
             IpAddr::V6(_) => Err(WireError::SameHost(local)),
-            IpAddr::V4(_) => Ok(Box::new(loopback_addresses(peer))),
+            IpAddr::V4(_) => Ok(Box::new(beside_peer(peer))),
         }
     }
 
@@ -439,15 +436,8 @@ pub(crate) fn with(bind: &[IpAddr], also: Option<IpAddr>) -> Vec<IpAddr> {
 }
 
 /// Those that a program may take which talks to `peer` on the same host, in turn.
-fn loopback_addresses(peer: IpAddr) -> impl Iterator<Item = IpAddr> {
-    let all = (0..LOOPBACK_ADDRESSES_MAX).map(loopback_address);
-    all.filter(move |&address| address != peer)
-}
-
-/// The addresses of 127.0.0.0/8 in turn, from 127.0.0.2 on.
-fn loopback_address(index: u16) -> IpAddr {
-    let [high, low] = (index + 2).to_be_bytes();
-    Ipv4Addr::new(127, 0, high, low).into()
+fn beside_peer(peer: IpAddr) -> impl Iterator<Item = IpAddr> {
+    loopback_addresses().filter(move |&address| address != peer)
 }
 
 /// The GID of a device with which it can reach the peer, and its index: the one of address `wanted`
@@ -560,7 +550,7 @@ mod tests {
     fn programs_on_one_host_take_turns_at_loopback_addresses() {
         let network = LoopbackNetwork::default();
         let [one, other] = ["127.0.0.1", "10.0.0.9"].map(|text| text.parse().unwrap());
-        for _ in 0..LOOPBACK_ADDRESSES_MAX {
+        for _ in loopback_addresses() {
             Wire::open_towards(&network, &[], one, one).expect("there are more");
         }
         let refused = Wire::open_towards(&network, &[], one, one).expect_err("all are taken");

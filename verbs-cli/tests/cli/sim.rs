@@ -110,7 +110,7 @@ fn wrong_arguments_are_told() {
         &["sim", "--seeds", "2..1"],
         &["sim", "--seed", "1", "--nodes", "1"],
         &["sim", "--seed", "1", "--mutant", "moon-phase"],
-        &["sim", "--seed", "1", "--time", "5"],
+        &["sim", "--seed", "1", "--time", "61"],
     ] {
         assert_eq!(place.verbs(arguments).code, Some(2), "{arguments:?}");
     }

@@ -30,6 +30,11 @@ pub enum LinkError {
         /// The address.
         address: IpAddr,
     },
+    /// The port is taken on every address that programs take by themselves.
+    #[error(
+        "UDP port {ROCE_PORT} is taken on every address of 127.0.0.0/8 that is tried: stop a program, or name an address"
+    )]
+    NoneFree,
     /// No interface has that address.
     #[error("{address} is not an address of this machine: see `ip address`")]
     NotOurs {

@@ -12,6 +12,7 @@ mod ancillary;
 mod echo;
 mod error;
 pub(crate) mod interfaces;
+mod loopback;
 mod reports;
 pub(crate) mod sockets;
 pub(crate) mod steering;
@@ -28,6 +29,7 @@ use verbs_core::Mtu;
 use verbs_core::sync::Arc;
 
 pub use self::error::{ADDRESSES_MAX, LinkError};
+pub use self::loopback::loopback_addresses;
 use crate::rng::system_entropy;
 use crate::sys::Slot;
 use crate::{

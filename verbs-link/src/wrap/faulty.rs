@@ -1,6 +1,8 @@
 //! A link that loses, repeats, reorders and damages packets, as its seed decides.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use crate::rng::Rng;
 use crate::wrap::Wrap;
@@ -42,6 +44,55 @@ impl Faults {
         }
     }
 }
+
+/// A share of packets in thousandths, as people write it: `20`, or `2%` and `0.2%`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerMille(u16);
+
+impl PerMille {
+    /// Of a thousand, 1,000 at most.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl FromStr for PerMille {
+    type Err = NotPerMille;
+
+    fn from_str(text: &str) -> Result<Self, NotPerMille> {
+        let number = |text: &str| {
+            let is_one = text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = text.parse::<u16>().ok().filter(|_| is_one);
+            number.ok_or(NotPerMille)
+        };
+        let thousandths = match text.strip_suffix('%') {
+            None => number(text)?,
+            Some(percent) => {
+                let (whole, tenths) = percent.split_once('.').unwrap_or((percent, "0"));
+                let (whole, tenths) = (number(whole)?, number(tenths)?);
+                // There are no ten tenths: the second digit would be a hundredth.
+                let tenths = Some(tenths).filter(|&tenths| tenths < 10);
+                let tenths = tenths.ok_or(NotPerMille)?;
+                whole.saturating_mul(10).saturating_add(tenths)
+            }
+        };
+        match thousandths {
+            0..=1000 => Ok(Self(thousandths)),
+            _ => Err(NotPerMille),
+        }
+    }
+}
+
+impl fmt::Display for PerMille {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A text that is no share of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a share such as 2% or 0.2%, or a number of thousandths from 0 to 1000, would be right")]
+pub struct NotPerMille;
 
 /// How many packets met each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -345,4 +396,32 @@ fn release(
         false
     });
     before - held.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_percent_or_thousandths() {
+        for (text, thousandths) in [
+            ("0", 0),
+            ("20", 20),
+            ("1000", 1000),
+            ("0%", 0),
+            ("2%", 20),
+            ("0.2%", 2),
+            ("12.5%", 125),
+            ("100%", 1000),
+            ("100.0%", 1000),
+        ] {
+            assert_eq!(text.parse(), Ok(PerMille(thousandths)), "{text}");
+        }
+        for text in [
+            "", "%", ".2%", "2.%", "0.25%", "100.1%", "101%", "6554%", "1001", "-1", "+1", "0.2",
+            "2 %", "2%%", "x",
+        ] {
+            assert_eq!(text.parse::<PerMille>(), Err(NotPerMille), "{text}");
+        }
+    }
 }

@@ -6,4 +6,4 @@ mod faulty;
 
 pub use around::Wrap;
 pub use captured::Captured;
-pub use faulty::{FaultCounters, Faults, Faulty};
+pub use faulty::{FaultCounters, Faults, Faulty, NotPerMille, PerMille};

@@ -13,7 +13,7 @@ use hca_sim::link::fabric::socket::default_path;
 use hca_sim::link::fabric::{AttachError, RemotePort};
 use hca_sim::link::host::{self, HostError};
 use hca_sim::link::pcap::{LinkType, PcapWriter};
-use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
+use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink, PerMille};
 use hca_sim::{Builder, Hca, Udp};
 use verbs_core::PortState;
 use verbs_core::process::variable;
@@ -51,9 +51,6 @@ impl Network {
         }
     }
 }
-
-/// Addresses of 127.0.0.0/8 that are tried, from 127.0.0.2 on: 127.0.0.1 is left to programs that name it.
-const LOOPBACK_ADDRESSES_MAX: u16 = 1022;
 
 /// The port of a node that has several, if none is named.
 const FIRST_PORT: u8 = 1;
@@ -155,7 +152,6 @@ pub(super) enum PlaceError {
     NotRoce(&'static str),
     /// That variable is about packets, which that network has not.
     NoPackets(&'static str, &'static str),
-    NoneFree,
     Capture(PathBuf, std::io::Error),
 }
 
@@ -183,13 +179,6 @@ impl std::fmt::Display for PlaceError {
                 f,
                 "{name} is about packets, and {network} has none; there is no device"
             ),
-            Self::NoneFree => write!(
-                f,
-                "there is no device: UDP port 4791 is taken on every address from {} to {}; VERBS_DEVICE names \
-                 another address of this host",
-                loopback_address(0),
-                loopback_address(LOOPBACK_ADDRESSES_MAX - 1)
-            ),
             Self::Capture(path, error) => {
                 write!(f, "cannot write the capture {}: {error}", path.display())
             }
@@ -202,7 +191,7 @@ impl PlaceError {
         match self {
             Self::Variable { .. } | Self::NotRoce(_) | Self::NoPackets(..) => libc::EINVAL,
             Self::Tcp(error) => error.raw_os_error().unwrap_or(libc::EIO),
-            Self::Link(LinkError::InUse { .. }) | Self::NoneFree => libc::EADDRINUSE,
+            Self::Link(LinkError::InUse { .. } | LinkError::NoneFree) => libc::EADDRINUSE,
             Self::Link(_) | Self::Host(_) | Self::Subnet(_) => libc::ENODEV,
             Self::Capture(_, error) => error.raw_os_error().unwrap_or(libc::EIO),
         }
@@ -235,16 +224,9 @@ impl Place {
         let wanted =
             "an address of this host, such as 127.0.0.2, iwarp:ADDRESS, subnet:NODE, or loopback";
         let at = parsed(name, variable(name), wanted)?.unwrap_or_default();
-        let (name, wanted) = ("VERBS_LOSS", "a number from 0 to 1000");
-        let loss = parsed(name, variable(name), wanted)?;
-        if let Some(loss @ 1001..) = loss {
-            let value = loss.to_string();
-            return Err(PlaceError::Variable {
-                name,
-                value,
-                wanted,
-            });
-        }
+        let name = "VERBS_LOSS";
+        let wanted = "a share such as 2%, or a number of thousandths from 0 to 1000";
+        let loss = parsed::<PerMille>(name, variable(name), wanted)?.map(PerMille::get);
         let name = "VERBS_SEED";
         let seed = parsed(name, variable(name), "a number")?.unwrap_or(0);
         let pcap = variable("VERBS_PCAP").map(PathBuf::from);
@@ -312,7 +294,7 @@ impl Place {
             Some(address) => Udp::bind(&[address]).map_err(PlaceError::Link)?,
             None => match preferred.map(|preferred| Udp::bind(&[preferred.address()])) {
                 Some(Ok(link)) => link,
-                _ => on_loopback()?,
+                _ => Udp::bind_loopback().map_err(PlaceError::Link)?,
             },
         };
         self.over(link, Network::Roce)
@@ -400,23 +382,6 @@ fn wait_for_manager(made: &Made) {
     let _ = device.close().wait();
 }
 
-/// The first free address: several programs may search at the same time.
-fn on_loopback() -> Result<Udp, PlaceError> {
-    for index in 0..LOOPBACK_ADDRESSES_MAX {
-        match Udp::bind(&[loopback_address(index)]) {
-            Err(LinkError::InUse { .. }) => {}
-            bound => return bound.map_err(PlaceError::Link),
-        }
-    }
-    Err(PlaceError::NoneFree)
-}
-
-/// The addresses of 127.0.0.0/8 in turn, from 127.0.0.2 on.
-fn loopback_address(index: u16) -> IpAddr {
-    let [high, low] = (index + 2).to_be_bytes();
-    Ipv4Addr::new(127, 0, high, low).into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -492,7 +457,7 @@ mod tests {
     fn what_it_says_wrong_is_said() {
         let wrong = [
             ("VERBS_DEVICE", "here", "an address of this host"),
-            ("VERBS_LOSS", "1001", "a number from 0 to 1000"),
+            ("VERBS_LOSS", "1001", "a share such as 2%"),
             ("VERBS_SEED", "-1", "a number"),
             (
                 "VERBS_KEEPALIVE",

@@ -19,10 +19,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use clap::Args;
-use hca_sim::link::host;
+use hca_sim::link::{PerMille, host};
 
 use self::device::Device;
 use crate::exit;
+use crate::units::time;
 
 pub(crate) const ABOUT: &str = "\
 Run a program that uses libibverbs or librdmacm on a software HCA, unmodified.
@@ -53,7 +54,7 @@ Examples, each in two terminals:
   verbs run --device iwarp:192.0.2.1 -- rping -s    connections over TCP, which Linux's siw can make too
   verbs run --device subnet:HcaA -- ib_write_bw     a node of a subnet that `verbs subnet` hosts
 
-  verbs run --loss 10 --seed 7 -- ib_send_lat       one packet of a hundred is lost, the same ones each time
+  verbs run --loss 1% --seed 7 -- ib_send_lat       one packet of a hundred is lost, the same ones each time
   verbs run --pcap packets.pcap -- ib_read_bw       what was on the wire, for Wireshark
 
   export $(verbs run --environment)                 for all that this shell starts from now on
@@ -70,19 +71,19 @@ pub(crate) struct RunArgs {
     /// subnet:NODE or subnet:NODE:PORT, a node of a hosted subnet. Default: 127.0.0.1, shared with other programs
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
-    /// Lose so many of a thousand packets that come, 0 to 1000
-    #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u16).range(0..=1000))]
-    loss: Option<u16>,
+    /// Lose that share of the packets that come: 2%, 0.2%, or a number of thousandths
+    #[arg(long, value_name = "SHARE")]
+    loss: Option<PerMille>,
     /// Which ones: the same number draws the same places
     #[arg(long, value_name = "N", requires = "loss")]
     seed: Option<u64>,
     /// Write all packets to a file for Wireshark (link type 101, raw IP)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// End connections of librdmacm whose peer has been silent for so long, 1 to 86400: its host is gone. A peer that was
+    /// End connections of librdmacm whose peer has been silent for so long, 1s to 24h: its host is gone. A peer that was
     /// killed is noticed in any case
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    keepalive: Option<u32>,
+    #[arg(long, value_name = "DURATION", value_parser = silence)]
+    keepalive: Option<u64>,
     /// Say on stderr why calls of the library are refused
     #[arg(long)]
     explain: bool,
@@ -202,6 +203,15 @@ fn with_those_before(preload: PathBuf) -> OsString {
         all.push(others);
     }
     all
+}
+
+/// Seconds that the library can wait for.
+fn silence(text: &str) -> Result<u64, String> {
+    let whole = time(text).filter(|time| time.subsec_nanos() == 0);
+    whole
+        .map(|time| time.as_secs())
+        .filter(|seconds| (1..=86_400).contains(seconds))
+        .ok_or_else(|| "whole seconds from 1s to 24h would be right, such as 30s or 2m".into())
 }
 
 /// What the library finds in the environment of the program.

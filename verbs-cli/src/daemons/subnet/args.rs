@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 pub(crate) const ABOUT: &str = "\
 Host a simulated InfiniBand subnet: switches and adapters that a subnet manager configures.
@@ -34,16 +34,13 @@ Exit codes:
 
 /// `verbs subnet`.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("what").required(true).args(["topology", "tree", "status", "plug", "unplug"]))]
 pub(crate) struct SubnetArgs {
     /// The subnet: a file in the format of ibsim and ibnetdiscover
-    #[arg(
-        value_name = "TOPOLOGY",
-        required_unless_present_any = ["tree", "status", "plug", "unplug"],
-        conflicts_with_all = ["tree", "status", "plug", "unplug"]
-    )]
+    #[arg(value_name = "TOPOLOGY")]
     pub(crate) topology: Option<PathBuf>,
     /// A fat tree with so many adapters: 64, 256 or 1024
-    #[arg(long, value_name = "ADAPTERS", conflicts_with_all = ["status", "plug", "unplug"])]
+    #[arg(long, value_name = "ADAPTERS")]
     pub(crate) tree: Option<usize>,
     /// Manage the subnet with the built-in manager, at the first adapter
     #[arg(long, conflicts_with_all = ["status", "plug", "unplug"])]
@@ -61,10 +58,10 @@ pub(crate) struct SubnetArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Say how the hosted subnet is
-    #[arg(long, conflicts_with_all = ["plug", "unplug"])]
+    #[arg(long)]
     pub(crate) status: bool,
     /// Pull the cable out of a port
-    #[arg(long, value_name = "NODE:PORT", value_parser = port, conflicts_with = "plug")]
+    #[arg(long, value_name = "NODE:PORT", value_parser = port)]
     pub(crate) unplug: Option<PortArg>,
     /// Put the cable of a port back
     #[arg(long, value_name = "NODE:PORT", value_parser = port)]

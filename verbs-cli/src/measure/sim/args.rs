@@ -8,7 +8,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use verbs_simulator::{Bottleneck, HostMutant, HostRun, Mode, Mutant, Options};
 
-use crate::units::span;
+use crate::units;
 
 pub(crate) const ABOUT: &str = "\
 Run the simulator: nodes, a network that fails, work on all verbs and operations, in virtual time.
@@ -177,10 +177,10 @@ fn range(text: &str) -> Result<RangeInclusive<u64>, String> {
     }
 }
 
-/// A virtual time with its unit.
+/// A virtual time.
 fn time(text: &str) -> Result<Duration, String> {
-    match span(text) {
-        None => Err("a number with us, ms or s would be right, such as 20ms".into()),
+    match units::time(text) {
+        None => Err(units::TIMES.into()),
         Some(Duration::ZERO) => Err("nothing happens in no time".into()),
         Some(time) if time > Duration::from_secs(60) => Err("at most 60s".into()),
         Some(time) => Ok(time),
@@ -201,10 +201,11 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn a_run_takes_some_time_and_a_minute_at_most() {
         assert_eq!(time("500us"), Ok(Duration::from_micros(500)));
         assert_eq!(time("60s"), Ok(Duration::from_secs(60)));
-        for text in ["", "20", "0ms", "61s", "2m", "ms", "1.5s", "-1s"] {
+        assert_eq!(time("1.5"), Ok(Duration::from_millis(1500)));
+        for text in ["", "0ms", "61", "61s", "2m", "ms", "-1s"] {
             assert!(time(text).is_err(), "{text}");
         }
     }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use hca_rdma::{Nic, OpenError, RdmaCore};
+use hca_sim::link::PerMille;
 use verbs_core::sync::Arc;
 
 use super::congestion::Congestion;
@@ -75,9 +76,9 @@ pub(crate) struct WireArgs {
     /// that expect Ethernet headers find no packets in it)
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// Lose so many of a thousand packets that come, 0 to 1000
-    #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u16).range(0..=1000))]
-    pub(crate) loss: Option<u16>,
+    /// Lose that share of the packets that come: 2%, 0.2%, or a number of thousandths
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) loss: Option<PerMille>,
     /// Which ones: the same number draws the same places
     #[arg(long, value_name = "N", default_value_t = 0, requires = "loss")]
     pub(crate) seed: u64,

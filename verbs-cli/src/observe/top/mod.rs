@@ -14,6 +14,7 @@ use clap::Args;
 use crate::ending::{Ending, Signal, within};
 use crate::report::line;
 use crate::stats;
+use crate::units;
 use screen::Screen;
 use table::Samples;
 
@@ -46,8 +47,8 @@ Exit codes:
 /// What is shown how often.
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// Seconds from one sample to the next, 0.1 to 3600
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    /// Time from one sample to the next, 100ms to 1h
+    #[arg(short, long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
     delay: Duration,
     /// Samples until it ends; 0 for ever
     #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
@@ -58,9 +59,12 @@ pub(crate) struct TopArgs {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|s| (0.1..=3600.0).contains(s));
-    let seconds = seconds.ok_or_else(|| format!("'{text}' is no number from 0.1 to 3600"))?;
-    Ok(Duration::from_secs_f64(seconds))
+    let sensible = Duration::from_millis(100)..=Duration::from_secs(3600);
+    match units::time(text) {
+        Some(time) if sensible.contains(&time) => Ok(time),
+        Some(_) => Err("from 100ms to 1h would be right".into()),
+        None => Err(units::TIMES.into()),
+    }
 }
 
 /// Why it ended, if nothing failed.
@@ -165,10 +169,12 @@ mod tests {
 
     #[test]
     fn intervals_are_sensible() {
-        assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
-        for wrong in ["0", "-1", "nan", "inf", "3601", "", "1s"] {
+        for right in ["0.5", "500ms"] {
+            assert_eq!(interval(right), Ok(Duration::from_millis(500)), "{right}");
+        }
+        for wrong in ["0", "-1", "nan", "inf", "3601", "", "2h", "99ms"] {
             let error = interval(wrong).expect_err(wrong);
-            assert!(error.contains("from 0.1 to 3600"), "{error}");
+            assert!(error.contains("would be right"), "{error}");
         }
     }
 }

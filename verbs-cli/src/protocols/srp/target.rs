@@ -17,6 +17,7 @@ use verbs_core::sync::Arc;
 use super::error::SrpError;
 use super::notes::Notes;
 use super::offload::Threads;
+use crate::address::listening;
 use crate::ending::{Ending, GOODBYE, within};
 use crate::units;
 use crate::wire::{Network, Wire, WireArgs, network};
@@ -67,7 +68,7 @@ pub(super) struct TargetArgs {
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory: Vec<u64>,
     /// Where initiators come
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = listening)]
     listen: SocketAddr,
     /// Who may log in, by the name of its port: 32 hexadecimal digits; may be repeated. Default: everybody
     #[arg(long, value_name = "PORTID")]

@@ -20,6 +20,7 @@ use super::error::SrpError;
 use super::session::{log_in, named};
 use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
+use crate::units::{TIMES, time};
 use crate::wire::WireArgs;
 
 pub(super) const ABOUT: &str = "\
@@ -39,6 +40,17 @@ Examples:
 
 /// Size of a page, and so of a fragment at least.
 const PAGE: u32 = 4096;
+
+/// How long the bench may take.
+fn span(text: &str) -> Result<Duration, &'static str> {
+    match time(text) {
+        Some(time) if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&time) => {
+            Ok(time)
+        }
+        Some(_) => Err("from 1s to 1h would be right"),
+        None => Err(TIMES),
+    }
+}
 
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("disk").required(true).args(["target", "memory"]))]
@@ -72,9 +84,9 @@ pub(super) struct BenchArgs {
     /// Connections to the target
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     channels: u8,
-    /// Seconds to measure
-    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    time: u64,
+    /// How long to measure, 1s to 1h
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = span)]
+    time: Duration,
     /// The name to log in with: 32 hexadecimal digits. Default: one that no other program has
     #[arg(long, value_name = "PORTID")]
     initiator: Option<PortId>,
@@ -197,7 +209,7 @@ async fn measure(args: &BenchArgs, session: &Session) -> Result<Report, SrpError
         bytes: u32::try_from(args.block).unwrap_or(u32::MAX),
         fragments: args.fragments,
         read_percent: args.read,
-        time: Duration::from_secs(args.time),
+        time: args.time,
     };
     let result = load.run(session).await?;
     let calls = match args.memory {
