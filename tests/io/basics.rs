@@ -199,6 +199,46 @@ fn batches_over_the_loopback_link() {
     block_on(async { batches(pair_with(|opening| opening.depth(4)).await).await });
 }
 
+/// Goal: what a batch has posted goes on without its future, gives its buffer back by itself, and says what is wrong with it
+/// when it is posted. Method: more than the queue has room for, awaited and then dropped; before the batch is submitted and
+/// after; with a buffer of the other endpoint.
+#[test]
+fn a_batch_is_posted_and_left() {
+    block_on(async {
+        let pair = pair_with(|opening| opening.depth(4)).await;
+        let Pair { a, b, nets, .. } = &pair;
+        let mut batch = a.batch();
+        let posted: Vec<_> = (0..9)
+            .map(|_| a.buf().now_or_never().expect("the pool has some"))
+            .map(|buf| batch.send(buf).posted())
+            .collect();
+        batch.submit();
+        for posted in posted {
+            posted.await.unwrap();
+        }
+        for _ in 0..9 {
+            assert!(b.recv().await.unwrap().is_some());
+        }
+        // One that has completed already, and one that was never submitted.
+        let mut batch = a.batch();
+        let sent = batch.send(message(a, "sent").await);
+        batch.submit();
+        assert_eq!(text(b).await.unwrap(), "sent");
+        sent.posted().await.unwrap();
+        let mut batch = a.batch();
+        drop(batch.send(message(a, "taken back").await).posted());
+        let wrong = batch.send(message(b, "of another").await).posted();
+        batch.submit();
+        let failed = wrong.await.unwrap_err();
+        assert_eq!(failed.error, Error::OtherEndpoint);
+        drop(failed);
+        a.send(message(a, "behind").await).await.unwrap();
+        assert_eq!(text(b).await.unwrap(), "behind");
+        assert_eq!(nets.each_ref().map(|net| net.usage().lent), [0; 2]);
+        pair.close().await.unwrap();
+    });
+}
+
 #[test]
 fn batches_over_udp() {
     block_on(async { batches(udp_pair(89, |opening| opening.depth(4)).await).await });

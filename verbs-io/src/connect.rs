@@ -19,7 +19,7 @@ use crate::error::Error;
 mod half_open;
 pub(crate) mod listen;
 pub(crate) mod name;
-mod place;
+pub(crate) mod place;
 
 use place::Place;
 

@@ -8,6 +8,7 @@ mod trust;
 
 use std::fmt;
 use std::future::Future;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -20,6 +21,7 @@ use verbs_core::{Access, Device, Memory};
 use crate::buf::{Buf, Lender, Loans};
 use crate::connect::Connecting;
 use crate::connect::listen::Listening;
+use crate::connect::place::PORT;
 use crate::core::{Core, Handle};
 use crate::error::Error;
 use crate::lane::{Lane, POOL, Side, Sizes};
@@ -181,6 +183,15 @@ impl Endpoint {
         let access = Access::LOCAL_WRITE | rights & Access::REMOTE;
         let mr = self.core.pd.register(Memory::alloc(len)?, access).await?;
         Ok(Region::new(mr))
+    }
+
+    /// The address by which peers reach the endpoint: the first one of its device's port, from its GID table.
+    ///
+    /// # Errors
+    /// [`Error::Verb`], [`Error::Removed`].
+    pub async fn local_ip(&self) -> Result<IpAddr, Error> {
+        let port = self.core.device.query_port(PORT).await?;
+        Ok(port.gid.into())
     }
 
     /// Takes what has completed and wakes the tasks that wait for it; says how many completions that were. For

@@ -45,8 +45,8 @@
 //!
 //! * **Programs** use what is on this page. An [`Endpoint`] has buffers and makes [`Connection`]s; a connection sends
 //!   and receives a [`Buf`], and reads and writes the peer's memory by a [`Token`] of a [`Region`]. [`guide`] says what
-//!   there is to know of buffers, dropped futures, closing and drivers. Tests use module `sim`; programs on several machines
-//!   use `Endpoint::udp`.
+//!   there is to know of buffers, dropped futures, closing and drivers. Tests use module `sim`; programs on one machine
+//!   use `Endpoint::udp_any`, those on several `Endpoint::udp`.
 //! * **Protocols and drivers** that want the verbs themselves find them in [`control`]: objects, requests with
 //!   completion routines, events; with [`wr`] and [`wc`] for queues, and [`cm`] for connections of their own.
 //! * **Authors of providers** find the trait and its contract in [`provider`].

@@ -35,6 +35,30 @@ pub trait UdpEndpoint {
     /// # }
     /// ```
     fn udp(addr: impl Into<IpAddr>) -> Opening;
+
+    /// The same at an address of 127.0.0.0/8 that no other program has, from 127.0.0.2 on, for programs and tests on one
+    /// machine that do not know of each other. It joins no daemon. [`Endpoint::local_ip`] says which address that is.
+    ///
+    /// # Errors
+    /// Of [`Opening::open`]: [`Error::Address`] when 1,022 addresses are taken.
+    ///
+    /// # Examples
+    /// ```
+    /// use verbs::prelude::*;
+    ///
+    /// # fn main() -> Result<(), verbs::Error> {
+    /// # verbs::block_on(async {
+    /// let [server, client] = [Endpoint::udp_any().open().await?, Endpoint::udp_any().open().await?];
+    /// let mut listener = server.listen((server.local_ip().await?, 7471)).await?;
+    /// let asked = client.connect(listener.local_addr()).into_future();
+    /// let (ours, theirs) = futures::join!(asked, listener.accept());
+    /// ours?.close().await?;
+    /// assert!(theirs.recv().await?.is_none());
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    fn udp_any() -> Opening;
 }
 
 impl UdpEndpoint for Endpoint {
@@ -50,6 +74,14 @@ impl UdpEndpoint for Endpoint {
                 }
             };
             Ok(builder.open().await?)
+        })
+    }
+
+    fn udp_any() -> Opening {
+        Self::opening(async {
+            let link = Udp::bind_loopback();
+            let link = link.map_err(|error| Error::address("127.0.0.0/8", error))?;
+            Ok(Hca::over(link).open().await?)
         })
     }
 }

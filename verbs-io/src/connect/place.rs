@@ -11,7 +11,7 @@ use crate::link::Link;
 /// What the peer may do by its requests; each region says what may be done to it.
 const ACCESS: Access = Access::REMOTE.union(Access::LOCAL_WRITE);
 /// The port that endpoints are on.
-const PORT: u8 = 1;
+pub(crate) const PORT: u8 = 1;
 
 /// A queue pair for a connection, in INIT.
 ///

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use super::kind::{Checked, Read, Send, Write};
 use super::moving::Moving;
+use super::posting::Posting;
 use crate::buf::Buf;
 use crate::error::Failed;
 use crate::lane::request::Kind;
@@ -89,6 +90,66 @@ enum Inner<'a> {
     Send(Moving<'a, Send>),
     Write(Moving<'a, Write>),
     Read(Moving<'a, Read>),
+}
+
+impl<'a> Batched<'a> {
+    /// Waits only until it is in the send queue: for pipelines. The buffer goes back by itself. A failure ends the
+    /// connection, so a later operation tells. Of a READ, what it has read is gone with the buffer: it shows that the peer
+    /// answers.
+    ///
+    /// ```no_run
+    /// # async fn example(conn: verbs_io::Connection, token: verbs_io::Token) -> Result<(), verbs_io::Error> {
+    /// let (data, notice) = (conn.buf().await, conn.buf().await);
+    /// let mut batch = conn.batch();
+    /// let written = batch.write(data, token).posted();
+    /// let told = batch.send(notice).posted();
+    /// batch.submit();
+    /// written.await?;
+    /// told.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As the operation's own future, for what is known when it is posted.
+    ///
+    /// # Cancel safety
+    /// Dropped while it waits for room, it is not posted.
+    pub fn posted(self) -> PostBatched<'a> {
+        PostBatched(match self.0 {
+            Inner::Send(moving) => Post::Send(moving.posted()),
+            Inner::Write(moving) => Post::Write(moving.posted()),
+            Inner::Read(moving) => Post::Read(moving.posted()),
+        })
+    }
+}
+
+/// Waits until an operation of a [`Batch`] is in the send queue: [`Batched::posted`].
+#[must_use = "dropping it may take the operation back"]
+pub struct PostBatched<'a>(Post<'a>);
+
+enum Post<'a> {
+    Send(Posting<'a, Send>),
+    Write(Posting<'a, Write>),
+    Read(Posting<'a, Read>),
+}
+
+impl Future for PostBatched<'_> {
+    type Output = Result<(), Failed>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Post::Send(posting) => posting.poll(cx),
+            Post::Write(posting) => posting.poll(cx),
+            Post::Read(posting) => posting.poll(cx),
+        }
+    }
+}
+
+impl fmt::Debug for PostBatched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostBatched").finish_non_exhaustive()
+    }
 }
 
 impl Future for Batched<'_> {

@@ -28,7 +28,7 @@ use posting::Posting;
 pub(crate) use posting::Post;
 pub(crate) use receive::Place;
 
-pub use batch::{Batch, Batched};
+pub use batch::{Batch, Batched, PostBatched};
 pub use receive::{Recv, TakeBuf};
 
 macro_rules! futures {

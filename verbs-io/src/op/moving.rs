@@ -7,12 +7,13 @@ use verbs_core::task::OwnWaker;
 
 use super::finished::{Finished, abandon, finish};
 use super::kind::Checked;
+use super::posting::Posting;
 use crate::buf::Buf;
 use crate::core::Core;
 use crate::error::{Error, Failed};
 use crate::lane::Started;
 use crate::lane::request::Kind;
-use crate::lane::slot::{Fault, NONE};
+use crate::lane::slot::{Fault, NONE, State};
 use crate::lane::{reap, sleep};
 use crate::link::Link;
 
@@ -155,6 +156,34 @@ impl<'a, K: Kind> Moving<'a, K> {
             buf.take().and_then(|buf| lane.keep(taken, buf))
         });
         drop(last);
+    }
+
+    /// The same, ending when it is posted. What has not been queued begins when it is polled.
+    pub(super) fn posted(mut self) -> Posting<'a, K>
+    where
+        K: Copy,
+    {
+        let slot = std::mem::replace(&mut self.slot, NONE);
+        if slot == NONE {
+            let (conn, kind, buf) = self.into_parts();
+            return Posting::new(conn, kind, buf);
+        }
+        let (id, waker) = self.conn.core().with(|lane| {
+            let id = lane.slots.id(slot);
+            let queued = lane.slots.get(slot);
+            let waker = match (queued.state, queued.fault) {
+                (State::Waiting, _) => {
+                    queued.detached = true;
+                    None
+                }
+                // Its future tells.
+                (State::Done, Some(_)) => None,
+                _ => lane.forget(slot),
+            };
+            (id, waker)
+        });
+        drop(waker);
+        Posting::queued(self.conn, self.kind.clone(), id)
     }
 
     /// It was wrong from the start.

@@ -169,6 +169,15 @@ impl<'a, K: Kind> Posting<'a, K> {
         Self { link, kind, post }
     }
 
+    /// One that is in a slot of that id, or was.
+    pub(super) fn queued(link: &'a Link, kind: Checked<K>, id: u64) -> Self {
+        let post = Post {
+            buf: None,
+            id: Some(id),
+        };
+        Self { link, kind, post }
+    }
+
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
         self.post.poll(self.link, &self.kind, cx)
     }
