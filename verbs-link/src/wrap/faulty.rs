@@ -69,11 +69,10 @@ impl FromStr for PerMille {
             None => number(text)?,
             Some(percent) => {
                 let (whole, tenths) = percent.split_once('.').unwrap_or((percent, "0"));
-                let (whole, tenths) = (number(whole)?, number(tenths)?);
-                // There are no ten tenths: the second digit would be a hundredth.
-                let tenths = Some(tenths).filter(|&tenths| tenths < 10);
-                let tenths = tenths.ok_or(NotPerMille)?;
-                whole.saturating_mul(10).saturating_add(tenths)
+                // A second digit would be hundredths.
+                let one = Some(tenths).filter(|tenths| tenths.len() == 1);
+                let tenths = number(one.ok_or(NotPerMille)?)?;
+                number(whole)?.saturating_mul(10).saturating_add(tenths)
             }
         };
         match thousandths {
@@ -418,8 +417,8 @@ mod tests {
             assert_eq!(text.parse(), Ok(PerMille(thousandths)), "{text}");
         }
         for text in [
-            "", "%", ".2%", "2.%", "0.25%", "100.1%", "101%", "6554%", "1001", "-1", "+1", "0.2",
-            "2 %", "2%%", "x",
+            "2.05%", "2.50%", "", "%", ".2%", "2.%", "0.25%", "100.1%", "101%", "6554%", "1001",
+            "-1", "+1", "0.2", "2 %", "2%%", "x",
         ] {
             assert_eq!(text.parse::<PerMille>(), Err(NotPerMille), "{text}");
         }
