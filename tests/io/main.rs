@@ -16,6 +16,7 @@ mod crowded;
 mod domain;
 mod dropped;
 mod ends;
+mod immediate;
 mod keepalive;
 mod over;
 mod pair;

@@ -29,6 +29,9 @@ use verbs_core::{LKey, Mr, Sge};
 pub(crate) trait Lender: Send + Sync {
     /// Takes the buffer of that index back. What comes out is to be dropped last of all: it may be the lender.
     fn take_back(&self, index: u32) -> Option<Arc<dyn Lender>>;
+
+    /// The immediate data that the message in the lent buffer of that index came with.
+    fn imm(&self, index: u32) -> Option<u32>;
 }
 
 /// What a buffer is, for its whole life.
@@ -68,6 +71,14 @@ impl Buf {
     /// Bytes that it has room for.
     pub fn capacity(&self) -> usize {
         self.desc().capacity as usize
+    }
+
+    /// The immediate data of the message that it was received with, until it is given to an operation: that of the peer's
+    /// [`Connection::write_with_imm`](crate::Connection::write_with_imm), or of a SEND with immediate data.
+    pub fn imm(&self) -> Option<u32> {
+        // SAFETY: while a buffer is lent its lender lives.
+        let lender = unsafe { self.desc().lender.as_ref() };
+        lender.imm(self.index())
     }
 
     /// Sets the length in bytes. Bytes beyond the old length are what they were: zeros, or what an earlier user of
@@ -190,13 +201,26 @@ pub(crate) struct Loans {
     chunks: Vec<Chunk>,
     /// By index.
     descs: Vec<NonNull<Desc>>,
-    lent: Vec<bool>,
+    places: Vec<Place>,
+    /// By index, the immediate data of those that have some; empty until the first one comes.
+    imms: Vec<u32>,
     /// How many are.
     out: u32,
     /// The lender, from the first loan on until no more are to be expected and none is out.
     keep: Option<Arc<dyn Lender>>,
     /// Loans are to be expected.
     is_open: bool,
+}
+
+/// Where a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum Place {
+    #[default]
+    Home,
+    Lent,
+    /// At home, with immediate data for whom it is lent to next.
+    HomeWithImm,
+    LentWithImm,
 }
 
 // SAFETY: descriptors are immutable, and their pointers are used as `Buf` and `Chunk` argue.
@@ -209,7 +233,8 @@ impl Loans {
             lender,
             chunks: Vec::new(),
             descs: Vec::new(),
-            lent: Vec::new(),
+            places: Vec::new(),
+            imms: Vec::new(),
             out: 0,
             keep: None,
             is_open: true,
@@ -259,7 +284,7 @@ impl Loans {
         // SAFETY: within the slice.
         let each = (0..count as usize).map(|n| unsafe { start.add(n) });
         self.descs.extend(each);
-        self.lent.resize(self.descs.len(), false);
+        self.places.resize(self.descs.len(), Place::Home);
         self.chunks.push(Chunk { descs, _mr: mr });
         first
     }
@@ -270,8 +295,10 @@ impl Loans {
     /// If it is lent already: a defect of the lane.
     #[inline]
     pub(crate) fn lend(&mut self, index: u32, len: u32) -> Buf {
-        let lent = &mut self.lent[index as usize];
-        assert!(!*lent, "a buffer is lent once");
+        let place = &mut self.places[index as usize];
+        if *place != Place::Home {
+            return self.lend_with_imm(index, len);
+        }
         let desc = self.descs[index as usize];
         // SAFETY: descriptors live as long as this value.
         let capacity = unsafe { desc.as_ref() }.capacity;
@@ -279,9 +306,38 @@ impl Loans {
         if self.keep.is_none() {
             self.keep = Some(self.lender.upgrade().expect("the lender is in use"));
         }
-        *lent = true;
+        *place = Place::Lent;
         self.out += 1;
         Buf { desc, len }
+    }
+
+    /// The rest of [`Loans::lend`] where the buffer has immediate data.
+    #[cold]
+    fn lend_with_imm(&mut self, index: u32, len: u32) -> Buf {
+        let place = &mut self.places[index as usize];
+        assert!(*place == Place::HomeWithImm, "a buffer is lent once");
+        *place = Place::Home;
+        let buf = self.lend(index, len);
+        self.places[index as usize] = Place::LentWithImm;
+        buf
+    }
+
+    /// The immediate data of a lent buffer.
+    pub(crate) fn imm(&self, index: u32) -> Option<u32> {
+        let index = index as usize;
+        (self.places[index] == Place::LentWithImm).then(|| self.imms[index])
+    }
+
+    /// The message in a buffer at home came with that immediate data: its next holder can ask for it.
+    pub(crate) fn keep_imm(&mut self, index: u32, imm: u32) {
+        self.imms.resize(self.places.len(), 0);
+        self.imms[index as usize] = imm;
+        self.places[index as usize] = Place::HomeWithImm;
+    }
+
+    /// Nobody takes the message in a buffer at home.
+    pub(crate) fn forget_imm(&mut self, index: u32) {
+        self.places[index as usize] = Place::Home;
     }
 
     /// A lent buffer comes back by itself: its index, and perhaps the lender, to be dropped last of all.
@@ -302,8 +358,11 @@ impl Loans {
     /// A lent buffer is being dropped.
     #[inline]
     pub(crate) fn returned(&mut self, index: u32) -> Option<Arc<dyn Lender>> {
-        let lent = std::mem::take(&mut self.lent[index as usize]);
-        debug_assert!(lent, "only lent buffers come back");
+        let place = std::mem::take(&mut self.places[index as usize]);
+        debug_assert!(
+            matches!(place, Place::Lent | Place::LentWithImm),
+            "only lent buffers come back"
+        );
         self.out -= 1;
         if self.out != 0 || self.is_open {
             return None;
@@ -366,6 +425,10 @@ mod tests {
     impl Lender for Shelf {
         fn take_back(&self, index: u32) -> Option<Arc<dyn Lender>> {
             self.0.lock().returned(index)
+        }
+
+        fn imm(&self, index: u32) -> Option<u32> {
+            self.0.lock().imm(index)
         }
     }
 

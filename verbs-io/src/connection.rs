@@ -86,6 +86,32 @@ impl Connection {
         op::Write::new(&self.link, kind, buf)
     }
 
+    /// Writes the buffer as [`Connection::write`] does, and tells the peer: it receives a message of no bytes, behind all that was
+    /// sent before, whose [`Buf::imm`] is `imm`. What was written is in its memory then.
+    ///
+    /// ```no_run
+    /// # async fn example(conn: verbs_io::Connection, token: verbs_io::Token, peer: verbs_io::Connection) -> Result<(), verbs_io::Error> {
+    /// let mut record = conn.buf().await;
+    /// record.fill_from(b"a record of a log");
+    /// conn.write_with_imm(record, token, 17).await?;
+    /// // The peer:
+    /// if let Some(notice) = peer.recv().await? {
+    ///     assert_eq!((notice.len(), notice.imm()), (0, Some(17)));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Connection::write`].
+    ///
+    /// # Cancel safety
+    /// As [`Connection::send`].
+    pub fn write_with_imm(&self, buf: Buf, to: Token, imm: u32) -> op::WriteWithImm<'_> {
+        let kind = kind::WriteWithImm::to(to, buf.len(), imm);
+        op::WriteWithImm::new(&self.link, kind, buf)
+    }
+
     /// Fills the buffer, as long as it is, from the start of the peer's memory that `from` is about.
     ///
     /// # Errors

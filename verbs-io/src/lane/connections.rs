@@ -120,6 +120,7 @@ impl Lane {
         reap::settle(self);
         let end = &mut self.ends[conn as usize];
         for (buf, _) in std::mem::take(&mut end.inbox) {
+            self.loans.forget_imm(buf);
             end.home.push(buf);
         }
         end.is_retired = true;

@@ -167,6 +167,10 @@ impl Lender for Core {
             lane.loans.returned(index)
         })
     }
+
+    fn imm(&self, index: u32) -> Option<u32> {
+        self.with(|lane| lane.loans.imm(index))
+    }
 }
 
 impl fmt::Debug for Core {

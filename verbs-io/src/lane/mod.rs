@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::task::Waker;
 
 use verbs_core::sync::Arc;
-use verbs_core::{Cq, PostError, Recv, SendWr, Sge, Wc, WcStatus};
+use verbs_core::{Cq, PostError, Recv, SendWr, Sge, Wc, WcFlags, WcStatus};
 
 use crate::buf::{Buf, Lender, Loans};
 use end::{End, Words};
@@ -373,7 +373,8 @@ impl Lane {
         }
         let n = self.recv_cq.poll(&mut self.wcs[..1]).len();
         let wc = &self.wcs[0];
-        if n == 1 && wc.wr_id >> 32 == receive_id(conn) && wc.status == WcStatus::Success {
+        let is_plain = wc.status == WcStatus::Success && !wc.flags.contains(WcFlags::WITH_IMM);
+        if n == 1 && wc.wr_id >> 32 == receive_id(conn) && is_plain {
             end.recv_posted -= 1;
             return Some((wc.wr_id as u32, wc.byte_len.min(self.sizes.message)));
         }

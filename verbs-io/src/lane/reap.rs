@@ -1,6 +1,6 @@
 //! Taking completions, and what follows from each.
 
-use verbs_core::WcStatus;
+use verbs_core::{WcFlags, WcOpcode, WcStatus};
 
 use super::slot::{Fault, State};
 use super::{Lane, RECV, Side, WCS};
@@ -74,8 +74,27 @@ pub(super) fn dispatch(lane: &mut Lane, n: usize) {
         completed(lane, slot, fault(operation));
     } else {
         let conn = (wc.wr_id >> 32) as u32 & !(1 << 31);
-        let len = wc.byte_len.min(lane.sizes.message);
+        let mut len = wc.byte_len.min(lane.sizes.message);
+        if wc.flags.contains(WcFlags::WITH_IMM) {
+            len = with_imm(lane, n, len);
+        }
         received(lane, conn, wc.wr_id as u32, len, fault(Operation::Recv));
+    }
+}
+
+/// A receive has completed with immediate data: keeps that, and says how many bytes are in the buffer. Of a WRITE, none
+/// are.
+#[cold]
+#[inline(never)]
+fn with_imm(lane: &mut Lane, n: usize, len: u32) -> u32 {
+    let wc = &lane.wcs[n];
+    if wc.status != WcStatus::Success {
+        return len;
+    }
+    lane.loans.keep_imm(wc.wr_id as u32, wc.imm);
+    match wc.opcode {
+        WcOpcode::RecvRdmaWithImm => 0,
+        _ => len,
     }
 }
 

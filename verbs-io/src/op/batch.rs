@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use super::kind::{Checked, Read, Send, Write};
+use super::kind::{Checked, Read, Send, Write, WriteWithImm};
 use super::moving::Moving;
 use super::posting::Posting;
 use crate::buf::Buf;
@@ -52,6 +52,12 @@ impl<'a> Batch<'a> {
         Batched(Inner::Write(self.add(kind, buf)))
     }
 
+    /// Adds a WRITE of which the peer is told; see [`Connection::write_with_imm`](crate::Connection::write_with_imm).
+    pub fn write_with_imm(&mut self, buf: Buf, to: Token, imm: u32) -> Batched<'a> {
+        let kind = WriteWithImm::to(to, buf.len(), imm);
+        Batched(Inner::WriteWithImm(self.add(kind, buf)))
+    }
+
     /// Adds a READ; see [`Connection::read`](crate::Connection::read).
     pub fn read(&mut self, buf: Buf, from: Token) -> Batched<'a> {
         let kind = Read::from(from, buf.len());
@@ -89,6 +95,7 @@ pub struct Batched<'a>(Inner<'a>);
 enum Inner<'a> {
     Send(Moving<'a, Send>),
     Write(Moving<'a, Write>),
+    WriteWithImm(Moving<'a, WriteWithImm>),
     Read(Moving<'a, Read>),
 }
 
@@ -119,6 +126,7 @@ impl<'a> Batched<'a> {
         PostBatched(match self.0 {
             Inner::Send(moving) => Post::Send(moving.posted()),
             Inner::Write(moving) => Post::Write(moving.posted()),
+            Inner::WriteWithImm(moving) => Post::WriteWithImm(moving.posted()),
             Inner::Read(moving) => Post::Read(moving.posted()),
         })
     }
@@ -131,6 +139,7 @@ pub struct PostBatched<'a>(Post<'a>);
 enum Post<'a> {
     Send(Posting<'a, Send>),
     Write(Posting<'a, Write>),
+    WriteWithImm(Posting<'a, WriteWithImm>),
     Read(Posting<'a, Read>),
 }
 
@@ -141,6 +150,7 @@ impl Future for PostBatched<'_> {
         match &mut self.0 {
             Post::Send(posting) => posting.poll(cx),
             Post::Write(posting) => posting.poll(cx),
+            Post::WriteWithImm(posting) => posting.poll(cx),
             Post::Read(posting) => posting.poll(cx),
         }
     }
@@ -159,6 +169,7 @@ impl Future for Batched<'_> {
         match &mut self.0 {
             Inner::Send(moving) => moving.poll(cx),
             Inner::Write(moving) => moving.poll(cx),
+            Inner::WriteWithImm(moving) => moving.poll(cx),
             Inner::Read(moving) => moving.poll(cx),
         }
     }

@@ -15,6 +15,8 @@ pub(crate) struct Send;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Write(Remote);
 #[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteWithImm(Remote, u32);
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Read(Remote);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompareSwap {
@@ -35,6 +37,12 @@ impl Write {
             Ok(remote) => Ok(Self(remote)),
             Err(error) => Err(Box::new(error)),
         }
+    }
+}
+
+impl WriteWithImm {
+    pub(crate) fn to(token: Token, len: usize, imm: u32) -> Checked<Self> {
+        Write::to(token, len).map(|Write(remote)| Self(remote, imm))
     }
 }
 
@@ -91,6 +99,7 @@ macro_rules! kinds {
 kinds! {
     Send |_send| SendOp::Send, Send;
     Write |write| SendOp::Write(write.0), Write;
+    WriteWithImm |write| SendOp::WriteWithImm(write.0, write.1), Write;
     Read |read| SendOp::Read(read.0), Read;
     CompareSwap |it| SendOp::CompareSwap { remote: it.remote, compare: it.compare, swap: it.swap }, CompareSwap;
     FetchAdd |it| SendOp::FetchAdd { remote: it.remote, add: it.add }, FetchAdd;

@@ -70,6 +70,8 @@ futures! {
     Send(Moving<kind::Send>) -> Result<Buf, Failed>, buf: Buf;
     /// Writes to the peer's memory: [`Connection::write`](crate::Connection::write).
     Write(Moving<kind::Write>) -> Result<Buf, Failed>, buf: Buf;
+    /// Writes to the peer's memory, and tells the peer: [`Connection::write_with_imm`](crate::Connection::write_with_imm).
+    WriteWithImm(Moving<kind::WriteWithImm>) -> Result<Buf, Failed>, buf: Buf;
     /// Reads the peer's memory: [`Connection::read`](crate::Connection::read).
     Read(Moving<kind::Read>) -> Result<Buf, Failed>, buf: Buf;
     /// Compares and swaps a word of the peer's memory: [`Connection::compare_swap`](crate::Connection::compare_swap).
@@ -80,6 +82,8 @@ futures! {
     PostSend(Posting<kind::Send>) -> Result<(), Failed>, buf: Buf;
     /// Waits until a WRITE is in the send queue: [`Write::posted`].
     PostWrite(Posting<kind::Write>) -> Result<(), Failed>, buf: Buf;
+    /// Waits until a WRITE with immediate data is in the send queue: [`WriteWithImm::posted`].
+    PostWriteWithImm(Posting<kind::WriteWithImm>) -> Result<(), Failed>, buf: Buf;
 }
 
 impl<'a> Send<'a> {
@@ -108,5 +112,19 @@ impl<'a> Write<'a> {
     pub fn posted(self) -> PostWrite<'a> {
         let (conn, kind, buf) = self.0.into_parts();
         PostWrite::new(conn, kind, buf)
+    }
+}
+
+impl<'a> WriteWithImm<'a> {
+    /// As [`Send::posted`].
+    ///
+    /// # Errors
+    /// As [`Connection::write_with_imm`](crate::Connection::write_with_imm), for what is known when it is posted.
+    ///
+    /// # Cancel safety
+    /// Dropped while it waits for room, nothing is written.
+    pub fn posted(self) -> PostWriteWithImm<'a> {
+        let (conn, kind, buf) = self.0.into_parts();
+        PostWriteWithImm::new(conn, kind, buf)
     }
 }

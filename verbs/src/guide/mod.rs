@@ -28,7 +28,8 @@
 //! READs and WRITEs may be longer than messages: [`Endpoint::pool`](crate::Endpoint::pool) adds buffers of another size.
 //!
 //! Memory that peers reach by themselves is a [`Region`](crate::Region). A peer may write there at any time, so there is
-//! no slice of it; reads and writes copy.
+//! no slice of it; reads and writes copy. Its owner does not notice what is written, unless the peer says so:
+//! [`Connection::write_with_imm`](crate::Connection::write_with_imm) tells it by a message of no bytes with a number.
 //!
 //! # Dropped futures
 //!
