@@ -218,7 +218,7 @@ enum Place {
     #[default]
     Home,
     Lent,
-    /// At home, with immediate data for whom it is lent to next.
+    /// At home. Its next holder can ask for immediate data.
     HomeWithImm,
     LentWithImm,
 }
@@ -335,7 +335,7 @@ impl Loans {
         self.places[index as usize] = Place::HomeWithImm;
     }
 
-    /// Nobody takes the message in a buffer at home.
+    /// The message in a buffer at home is dropped, and its immediate data with it.
     pub(crate) fn forget_imm(&mut self, index: u32) {
         self.places[index as usize] = Place::Home;
     }

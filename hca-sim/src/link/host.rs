@@ -121,19 +121,28 @@ pub fn join(addresses: &[IpAddr]) -> Result<Option<Joined>, HostError> {
         Ok(link) => Ok(Some(link.rejoins(move || connect_now(&path)))),
         Err(JoinError::Refused(No::Addresses)) => Ok(None),
         Err(JoinError::Socket(_)) if !is_named => Ok(None),
-        // The daemon is just ending: that is as if it had ended before.
-        Err(JoinError::Socket(error)) if has_ended(&error) => Err(HostError::Reach { path, error }),
-        Err(error) => Err(error.into()),
+        Err(error) => without_answer(error, path, is_named),
     }
 }
 
-/// Whether the other end of a socket has gone.
-fn has_ended(error: &io::Error) -> bool {
+/// What follows from that error of a daemon: one that is just ending is as one that had ended before.
+fn without_answer<T>(
+    error: JoinError,
+    path: PathBuf,
+    is_named: bool,
+) -> Result<Option<T>, HostError> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
-    matches!(
-        error.kind(),
-        BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof
-    )
+    let error = match error {
+        JoinError::Socket(error) => error,
+        error => return Err(error.into()),
+    };
+    match error.kind() {
+        BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof => match is_named {
+            true => Err(HostError::Reach { path, error }),
+            false => Ok(None),
+        },
+        _ => Err(JoinError::Socket(error).into()),
+    }
 }
 
 /// The clients of the host's daemon, and what it knows of each; `None` if there is no daemon where programs look for one. The
@@ -149,11 +158,7 @@ pub fn clients() -> Result<Option<Vec<Listed>>, HostError> {
     };
     match clients_of(&socket) {
         Ok(clients) => Ok(Some(clients)),
-        Err(JoinError::Socket(error)) if has_ended(&error) => match is_named {
-            true => Err(HostError::Reach { path, error }),
-            false => Ok(None),
-        },
-        Err(error) => Err(error.into()),
+        Err(error) => without_answer(error, path, is_named),
     }
 }
 

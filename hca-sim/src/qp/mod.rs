@@ -84,7 +84,7 @@ pub(crate) struct QueuePair {
 }
 
 /// The state that control verbs change, under the lock of the link. Its own lock is held only while a part of it is copied
-/// or replaced, and no other lock is taken meanwhile: posts take it, too.
+/// or replaced, and its holder takes no other lock: so posts may take it.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     /// `None` as long as none was ever set. In RESET they are the default.

@@ -11,9 +11,10 @@ use crate::device::{ACTIVE, adapters, name, text};
 /// State of a port that has no link.
 const DOWN: u8 = 1;
 
-/// Which port of an adapter to use: of those with a link, an active one before others.
-fn preferred(adapter: &Adapter) -> Option<&AdapterPort> {
-    let with_link = || adapter.ports.iter().filter(|port| port.state > DOWN);
+/// Which port of an adapter to use: the one of that number, or for 0 any, if it has a link; an active one before others.
+fn preferred(adapter: &Adapter, number: u8) -> Option<&AdapterPort> {
+    let fits = |port: &&AdapterPort| port.state > DOWN && (number == 0 || port.number == number);
+    let with_link = || adapter.ports.iter().filter(fits);
     with_link()
         .find(|port| port.state == ACTIVE)
         .or_else(|| with_link().next())
@@ -42,7 +43,7 @@ pub(crate) unsafe extern "C" fn umad_get_smi_gsi_pairs(cas: *mut CaPair, max: us
     let Ok(adapters) = adapters() else { return -1 };
     let count = adapters.len().min(max);
     for (index, adapter) in adapters.iter().enumerate().take(count) {
-        let port = preferred(adapter).map_or(0, |port| port.number);
+        let port = preferred(adapter, 0).map_or(0, |port| port.number);
         // SAFETY: the index is below the number of pairs that there is room for.
         unsafe { cas.add(index).write(pair(index, port)) };
     }
@@ -74,13 +75,7 @@ pub(crate) unsafe extern "C" fn umad_get_smi_gsi_pair_by_ca_name(
         if wanted.as_ref().is_some_and(|wanted| *wanted != name(index)) {
             continue;
         }
-        let port = if portnum == 0 {
-            preferred(adapter)
-        } else {
-            let mut with_link = adapter.ports.iter().filter(|port| port.state > DOWN);
-            with_link.find(|port| port.number == portnum)
-        };
-        if let Some(port) = port {
+        if let Some(port) = preferred(adapter, portnum) {
             // SAFETY: there is room for one.
             unsafe { ca.write(pair(index, port.number)) };
             return 0;

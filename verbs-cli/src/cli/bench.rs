@@ -1,6 +1,7 @@
 //! Arguments of `verbs bench`.
 
 use std::fmt;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -122,11 +123,8 @@ impl fmt::Display for Bench {
 
 /// Seconds of a benchmark.
 fn seconds(text: &str) -> Result<f64, String> {
-    match units::time(text).map(|time| time.as_secs_f64()) {
-        Some(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
-        Some(_) => Err("from 100ms to 1h would be right".into()),
-        None => Err(units::TIMES.into()),
-    }
+    let sensible = Duration::from_millis(100)..=Duration::from_secs(3600);
+    units::time_within(text, sensible, "from 100ms to 1h").map(|time| time.as_secs_f64())
 }
 
 #[cfg(test)]

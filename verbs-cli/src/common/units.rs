@@ -1,5 +1,6 @@
 //! Numbers with units, as options have them.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use verbs_core::Mtu;
@@ -15,6 +16,19 @@ pub(crate) fn time(text: &str) -> Option<Duration> {
     match text.ends_with(|c: char| c.is_ascii_digit()) {
         true => scaled(text, "s"),
         false => span(text),
+    }
+}
+
+/// A span of time as [`time`] takes it, within bounds, which `words` names.
+pub(crate) fn time_within(
+    text: &str,
+    bounds: RangeInclusive<Duration>,
+    words: &str,
+) -> Result<Duration, String> {
+    match time(text) {
+        Some(time) if bounds.contains(&time) => Ok(time),
+        Some(_) => Err(format!("{words} would be right")),
+        None => Err(TIMES.into()),
     }
 }
 

@@ -10,7 +10,7 @@ use super::moving::Moving;
 use super::posting::Posting;
 use crate::buf::Buf;
 use crate::error::Failed;
-use crate::lane::request::Kind;
+use crate::lane::request::{Kind, What};
 use crate::link::Link;
 use crate::region::Token;
 
@@ -43,31 +43,32 @@ impl<'a> Batch<'a> {
 
     /// Adds a message; see [`Connection::send`](crate::Connection::send).
     pub fn send(&mut self, buf: Buf) -> Batched<'a> {
-        Batched(Inner::Send(self.add(Ok(Send), buf)))
+        self.add(Ok(Send), buf)
     }
 
     /// Adds a WRITE; see [`Connection::write`](crate::Connection::write).
     pub fn write(&mut self, buf: Buf, to: Token) -> Batched<'a> {
         let kind = Write::to(to, buf.len());
-        Batched(Inner::Write(self.add(kind, buf)))
+        self.add(kind, buf)
     }
 
     /// Adds a WRITE of which the peer is told; see [`Connection::write_with_imm`](crate::Connection::write_with_imm).
     pub fn write_with_imm(&mut self, buf: Buf, to: Token, imm: u32) -> Batched<'a> {
         let kind = WriteWithImm::to(to, buf.len(), imm);
-        Batched(Inner::WriteWithImm(self.add(kind, buf)))
+        self.add(kind, buf)
     }
 
     /// Adds a READ; see [`Connection::read`](crate::Connection::read).
     pub fn read(&mut self, buf: Buf, from: Token) -> Batched<'a> {
         let kind = Read::from(from, buf.len());
-        Batched(Inner::Read(self.add(kind, buf)))
+        self.add(kind, buf)
     }
 
-    fn add<K: Kind>(&mut self, kind: Checked<K>, buf: Buf) -> Moving<'a, K> {
-        let mut moving = Moving::new(self.link, kind, buf);
+    fn add<K: Kind>(&mut self, kind: Checked<K>, buf: Buf) -> Batched<'a> {
+        let what = kind.map(|kind| kind.what(Some((buf.sge(), buf.index()))));
+        let mut moving = Moving::new(self.link, what, buf);
         moving.queue();
-        moving
+        Batched(moving)
     }
 
     /// Posts them, as far as there is room; the rest when there is.
@@ -90,14 +91,7 @@ impl Drop for Batch<'_> {
 /// Dropped before the operation was posted, it takes the operation with it; later the operation goes on, and the buffer
 /// goes back by itself.
 #[must_use = "dropping it may take the operation back"]
-pub struct Batched<'a>(Inner<'a>);
-
-enum Inner<'a> {
-    Send(Moving<'a, Send>),
-    Write(Moving<'a, Write>),
-    WriteWithImm(Moving<'a, WriteWithImm>),
-    Read(Moving<'a, Read>),
-}
+pub struct Batched<'a>(Moving<'a, What>);
 
 impl<'a> Batched<'a> {
     /// Waits only until it is in the send queue: for pipelines. The buffer goes back by itself. A failure ends the
@@ -123,36 +117,19 @@ impl<'a> Batched<'a> {
     /// # Cancel safety
     /// Dropped while it waits for room, it is not posted.
     pub fn posted(self) -> PostBatched<'a> {
-        PostBatched(match self.0 {
-            Inner::Send(moving) => Post::Send(moving.posted()),
-            Inner::Write(moving) => Post::Write(moving.posted()),
-            Inner::WriteWithImm(moving) => Post::WriteWithImm(moving.posted()),
-            Inner::Read(moving) => Post::Read(moving.posted()),
-        })
+        PostBatched(self.0.posted())
     }
 }
 
 /// Waits until an operation of a [`Batch`] is in the send queue: [`Batched::posted`].
 #[must_use = "dropping it may take the operation back"]
-pub struct PostBatched<'a>(Post<'a>);
-
-enum Post<'a> {
-    Send(Posting<'a, Send>),
-    Write(Posting<'a, Write>),
-    WriteWithImm(Posting<'a, WriteWithImm>),
-    Read(Posting<'a, Read>),
-}
+pub struct PostBatched<'a>(Posting<'a, What>);
 
 impl Future for PostBatched<'_> {
     type Output = Result<(), Failed>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Post::Send(posting) => posting.poll(cx),
-            Post::Write(posting) => posting.poll(cx),
-            Post::WriteWithImm(posting) => posting.poll(cx),
-            Post::Read(posting) => posting.poll(cx),
-        }
+        self.0.poll(cx)
     }
 }
 
@@ -166,12 +143,7 @@ impl Future for Batched<'_> {
     type Output = Result<Buf, Failed>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Inner::Send(moving) => moving.poll(cx),
-            Inner::Write(moving) => moving.poll(cx),
-            Inner::WriteWithImm(moving) => moving.poll(cx),
-            Inner::Read(moving) => moving.poll(cx),
-        }
+        self.0.poll(cx)
     }
 }
 

@@ -86,7 +86,19 @@ futures! {
     PostWriteWithImm(Posting<kind::WriteWithImm>) -> Result<(), Failed>, buf: Buf;
 }
 
-impl<'a> Send<'a> {
+macro_rules! posted {
+    ($($(#[$doc:meta])* $Name:ident -> $Post:ident;)*) => { $(
+        impl<'a> $Name<'a> {
+            $(#[$doc])*
+            pub fn posted(self) -> $Post<'a> {
+                let (conn, kind, buf) = self.0.into_parts();
+                $Post::new(conn, kind, buf)
+            }
+        }
+    )* };
+}
+
+posted! {
     /// Waits only until the message is in the send queue: for pipelines. The buffer goes back by itself. A failure
     /// ends the connection, so a later operation tells.
     ///
@@ -95,13 +107,7 @@ impl<'a> Send<'a> {
     ///
     /// # Cancel safety
     /// Dropped while it waits for room, the message is not sent.
-    pub fn posted(self) -> PostSend<'a> {
-        let (conn, kind, buf) = self.0.into_parts();
-        PostSend::new(conn, kind, buf)
-    }
-}
-
-impl<'a> Write<'a> {
+    Send -> PostSend;
     /// As [`Send::posted`].
     ///
     /// # Errors
@@ -109,13 +115,7 @@ impl<'a> Write<'a> {
     ///
     /// # Cancel safety
     /// Dropped while it waits for room, nothing is written.
-    pub fn posted(self) -> PostWrite<'a> {
-        let (conn, kind, buf) = self.0.into_parts();
-        PostWrite::new(conn, kind, buf)
-    }
-}
-
-impl<'a> WriteWithImm<'a> {
+    Write -> PostWrite;
     /// As [`Send::posted`].
     ///
     /// # Errors
@@ -123,8 +123,5 @@ impl<'a> WriteWithImm<'a> {
     ///
     /// # Cancel safety
     /// Dropped while it waits for room, nothing is written.
-    pub fn posted(self) -> PostWriteWithImm<'a> {
-        let (conn, kind, buf) = self.0.into_parts();
-        PostWriteWithImm::new(conn, kind, buf)
-    }
+    WriteWithImm -> PostWriteWithImm;
 }

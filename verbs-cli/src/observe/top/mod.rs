@@ -60,11 +60,7 @@ pub(crate) struct TopArgs {
 
 fn interval(text: &str) -> Result<Duration, String> {
     let sensible = Duration::from_millis(100)..=Duration::from_secs(3600);
-    match units::time(text) {
-        Some(time) if sensible.contains(&time) => Ok(time),
-        Some(_) => Err("from 100ms to 1h would be right".into()),
-        None => Err(units::TIMES.into()),
-    }
+    units::time_within(text, sensible, "from 100ms to 1h")
 }
 
 /// Why it ended, if nothing failed.

@@ -3,12 +3,12 @@
 pub(in crate::rdmacm) mod streams;
 
 use std::ffi::{c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, mpsc};
 
 use verbs_abi::rdmacm::{CmId, ConnParam};
 use verbs_cm::wire::{IpHeader, IpPair, PortSpace, RejectReason, SidrStatus, Transport};
-use verbs_cm::{Accept, Connect, Listen, Resolve, Resolved, UDP_QKEY};
+use verbs_cm::{Accept, Connect, Listen, Resolve, Resolved, Route, UDP_QKEY};
 use verbs_core::host::message::{NotListening, Service};
 use verbs_core::mad::{Bits, Blob};
 use verbs_core::{Error, QKey, QpAttr, QpState, Qpn};
@@ -20,7 +20,7 @@ use crate::rdmacm::channel;
 use crate::rdmacm::channel::taken::{self, complete};
 use crate::rdmacm::id::life;
 use crate::rdmacm::id::{Id, UD, XRC_RECV, XRC_SEND};
-use crate::rdmacm::manager::endpoint::{Claim, Reply, Role, service};
+use crate::rdmacm::manager::endpoint::{Claim, Reply, Role, State, service};
 use crate::rdmacm::manager::{Inner, Manager, manager};
 use crate::rdmacm::qp;
 
@@ -238,13 +238,8 @@ fn request(
     wish: &Wish,
 ) -> Result<(), Errno> {
     let mut state = id.endpoint.state.lock();
-    let (Some(local), Some(remote), Some(route), Role::Idle) =
-        (state.local, state.remote, state.route, state.role)
-    else {
-        return Err(Errno::INVAL);
-    };
+    let (remote, route, header) = resolved(&state)?;
     let psn = *state.psn.get_or_insert_with(|| inner.cm.draw_psn());
-    let header = header(local, remote).ok_or(Errno::INVAL)?;
     let connect = Connect {
         psn,
         srq: wish.srq,
@@ -276,12 +271,7 @@ fn ask(
     wish: &Wish,
 ) -> Result<(), Errno> {
     let mut state = id.endpoint.state.lock();
-    let (Some(local), Some(remote), Some(route), Role::Idle) =
-        (state.local, state.remote, state.route, state.role)
-    else {
-        return Err(Errno::INVAL);
-    };
-    let header = header(local, remote).ok_or(Errno::INVAL)?;
+    let (remote, route, header) = resolved(&state)?;
     let resolve =
         Resolve::new(service(id.space, remote), route).ip(&header, blob(&wish.private_data)?);
     let question = inner.cm.resolve(now, &resolve).map_err(|_| Errno::NOMEM)?;
@@ -290,8 +280,19 @@ fn ask(
     Ok(())
 }
 
+/// Where the peer is, of an id that has found that out and has not asked it for anything.
+fn resolved(state: &State) -> Result<(SocketAddr, Route, IpHeader), Errno> {
+    let (Some(local), Some(remote), Some(route), Role::Idle) =
+        (state.local, state.remote, state.route, state.role)
+    else {
+        return Err(Errno::INVAL);
+    };
+    let header = header(local, remote).ok_or(Errno::INVAL)?;
+    Ok((remote, route, header))
+}
+
 /// The addresses of both ends; `None` for addresses of two families.
-fn header(local: std::net::SocketAddr, remote: std::net::SocketAddr) -> Option<IpHeader> {
+fn header(local: SocketAddr, remote: SocketAddr) -> Option<IpHeader> {
     use std::net::IpAddr::{V4, V6};
     let addresses = match (local.ip().to_canonical(), remote.ip().to_canonical()) {
         (V4(source), V4(destination)) => IpPair::V4 {

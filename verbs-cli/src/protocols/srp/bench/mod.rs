@@ -20,7 +20,7 @@ use super::error::SrpError;
 use super::session::{log_in, named};
 use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
-use crate::units::{TIMES, time};
+use crate::units::time_within;
 use crate::wire::WireArgs;
 
 pub(super) const ABOUT: &str = "\
@@ -42,14 +42,9 @@ Examples:
 const PAGE: u32 = 4096;
 
 /// How long the bench may take.
-fn span(text: &str) -> Result<Duration, &'static str> {
-    match time(text) {
-        Some(time) if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&time) => {
-            Ok(time)
-        }
-        Some(_) => Err("from 1s to 1h would be right"),
-        None => Err(TIMES),
-    }
+fn duration(text: &str) -> Result<Duration, String> {
+    let sensible = Duration::from_secs(1)..=Duration::from_secs(3600);
+    time_within(text, sensible, "from 1s to 1h")
 }
 
 #[derive(Args, Debug)]
@@ -85,7 +80,7 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     channels: u8,
     /// How long to measure, 1s to 1h
-    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = span)]
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = duration)]
     time: Duration,
     /// The name to log in with: 32 hexadecimal digits. Default: one that no other program has
     #[arg(long, value_name = "PORTID")]
