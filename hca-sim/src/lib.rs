@@ -50,11 +50,11 @@ mod qp;
 mod queue;
 mod transport;
 
-pub use hca::Hca;
 pub use hca::adopt::{Adopted, adopt};
 pub use hca::builder::Builder;
 pub use hca::connect::{connect, connect_with};
 pub use hca::limits::Limits;
+pub use hca::{Hca, connected_qps};
 pub use hca::{command, extension};
 pub use link::{Loopback, Udp};
 pub use transport::congestion::Dcqcn;

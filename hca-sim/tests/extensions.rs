@@ -22,6 +22,7 @@ fn extensions_are_listed_and_called_by_bytes() {
         "hca_sim.capability_mask",
         "hca_sim.barrier",
         "verbs.qp_stats",
+        "verbs.connected_qps",
     ];
     assert_eq!(names, listed.map(|name| (name, 1)));
     assert!(

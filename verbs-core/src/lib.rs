@@ -124,7 +124,7 @@ pub use routine::{collect, defer, no_block};
 pub use seed::Seed;
 pub use shared::{Shareable, Shared};
 pub use srq::{Srq, SrqAttr, SrqRef};
-pub use stats::QpStats;
+pub use stats::{ConnectedQp, QpStats};
 pub use thread_domain::{InDomain, OtherDomain, ThreadDomain};
 pub use timer::Timer;
 pub use verb::Verb;

@@ -10,12 +10,12 @@
 //! ```
 
 use verbs_core::extension::{AnyOutput, ByteExtension, CallExtension, ExtensionInfo};
-use verbs_core::stats::QpStatistics;
-use verbs_core::{Extension, QpStats};
+use verbs_core::stats::{ConnectedQps, QpStatistics};
+use verbs_core::{ConnectedQp, Extension, QpStats};
 
 use crate::link::LinkCounters;
 use crate::port::{Driver, Port};
-use crate::qp::stats::stats;
+use crate::qp::stats::{connected, stats};
 
 pub use crate::post::send::barrier::Barrier;
 
@@ -182,17 +182,24 @@ fn packets(port: &Port, driver: &Driver) -> Packets {
     }
 }
 
+/// The queue pairs that have a peer, each looked at under no lock but its own.
+pub(crate) fn connected_qps(port: &Port) -> Vec<ConnectedQp> {
+    let here: Vec<_> = port.link.lock().at(port.lid).cloned().collect();
+    here.iter().filter_map(|qp| connected(qp)).collect()
+}
+
 /// The extensions of this HCA, with packets and without.
 pub(crate) const EXTENSIONS: &[ExtensionInfo] = &[
     ExtensionInfo::call::<PortCounters>(),
     ExtensionInfo::call::<CapabilityMask>(),
     ExtensionInfo::work_request::<Barrier>(),
     ExtensionInfo::call::<QpStatistics>(),
+    ExtensionInfo::call::<ConnectedQps>(),
     ExtensionInfo::call::<PacketCounters>(),
 ];
 
 /// How many of them there are where messages are placed directly, so that there are no packets to count.
-const WITHOUT_PACKETS: usize = 4;
+const WITHOUT_PACKETS: usize = 5;
 
 /// The extensions of an HCA with that port.
 pub(crate) fn listed(port: &Port) -> &'static [ExtensionInfo] {
@@ -262,6 +269,7 @@ pub(crate) fn answer(call: &mut CallExtension, port: &Port) -> Option<AnyOutput>
     let mask = |()| port.settings().capability_mask;
     call.answer_bytes::<PortCounters>(|()| counters(port))
         .or_else(|| call.answer::<QpStatistics>(qp_stats))
+        .or_else(|| call.answer::<ConnectedQps>(|()| connected_qps(port)))
         .or_else(|| call.answer_bytes::<CapabilityMask>(mask))
         .or_else(|| {
             let driver = port.driver()?;

@@ -28,7 +28,8 @@ use verbs_core::provider::Vouch;
 use verbs_core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{
-    AnyCommand, Attr, Device, Error, Gid, Guid, Kind, Lid, Provider, ProviderAttr, Request, Timer,
+    AnyCommand, Attr, ConnectedQp, Device, Error, Gid, Guid, Kind, Lid, Provider, ProviderAttr,
+    Request, Timer,
 };
 use verbs_link::port_space::TcpPortSpace;
 use verbs_link::stream::{StreamLink, Tcp};
@@ -41,6 +42,11 @@ use crate::hca::verbs::device::About;
 use crate::link::fabric::{AttachError, RemotePort};
 use crate::link::{Loopback, PacketLink};
 use crate::port::{LinkEvents, Port, sleep};
+
+/// The HCA's queue pairs that have a peer, by their numbers: what [`Device::connected_qps`] yields, without a device.
+pub fn connected_qps(hca: &Hca) -> Vec<ConnectedQp> {
+    extension::connected_qps(&hca.port)
+}
 
 /// A software HCA with one port.
 ///

@@ -120,6 +120,12 @@ impl<Q> Links<Q> {
         self.queue_pairs.values()
     }
 
+    /// The queue pairs of a port, by their numbers.
+    pub(crate) fn at(&self, lid: Lid) -> impl Iterator<Item = &Arc<Q>> {
+        let range = (lid, Qpn::new(0))..=(lid, Qpn::MULTICAST);
+        self.queue_pairs.range(range).map(|(_, qp)| qp)
+    }
+
     /// How many ports there are.
     pub(super) fn ports(&self) -> usize {
         self.ports.len()

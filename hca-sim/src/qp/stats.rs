@@ -1,6 +1,8 @@
 //! What a queue pair has counted.
 
-use verbs_core::{QpStats, WcStatus};
+use std::net::{IpAddr, SocketAddr};
+
+use verbs_core::{Av, ConnectedQp, Gid, Lid, QpAttr, QpState, QpStats, WcStatus};
 
 use crate::effects::Effects;
 use crate::qp::QueuePair;
@@ -62,4 +64,53 @@ pub(crate) fn stats(qp: &QueuePair) -> QpStats {
         stats.rate = exchange.rate();
     }
     stats
+}
+
+/// It with its peer, as its client sees it; `None` if it has none.
+pub(crate) fn connected(qp: &QueuePair) -> Option<ConnectedQp> {
+    let state = qp.state();
+    if matches!(state, QpState::Reset | QpState::Init) {
+        return None;
+    }
+    let attr = qp.control.lock().attr();
+    let ends = match &qp.port.streams {
+        Some(_) => stream_ends(qp)?,
+        None => packet_ends(qp, &attr)?,
+    };
+    Some(ConnectedQp {
+        qpn: qp.qpn,
+        qp_type: qp.qp_type,
+        state,
+        local: ends.local,
+        remote: ends.remote,
+        remote_lid: ends.remote_lid,
+        remote_qpn: attr.dest_qpn,
+        stats: stats(qp),
+    })
+}
+
+/// Where both ends of a connection are.
+struct Ends {
+    local: Option<SocketAddr>,
+    remote: Option<SocketAddr>,
+    remote_lid: Option<Lid>,
+}
+
+fn stream_ends(qp: &QueuePair) -> Option<Ends> {
+    let [local, remote] = qp.worker.exchange()?.lock().stream_ends()?;
+    Some(Ends {
+        local: Some(local),
+        remote: Some(remote),
+        remote_lid: None,
+    })
+}
+
+fn packet_ends(qp: &QueuePair, attr: &QpAttr) -> Option<Ends> {
+    let Av { global, dlid, .. } = attr.av?;
+    let at = |gid: Gid| SocketAddr::new(IpAddr::from(gid).to_canonical(), 0);
+    Some(Ends {
+        local: global.and_then(|global| qp.port.gid(global.sgid_index).map(at)),
+        remote: global.map(|global| at(global.dgid)),
+        remote_lid: Some(dlid).filter(|&lid| lid != Lid(0)),
+    })
 }

@@ -134,6 +134,7 @@ fn a_c_program_calls_extensions() {
 hca_sim.capability_mask 1
 hca_sim.barrier 1, a work request
 verbs.qp_stats 1
+verbs.connected_qps 1
 room for 3 bytes: No space left on device, 48 are needed
 48 bytes: success, 0 receivers were not ready
 version 2: not there

@@ -16,13 +16,15 @@
 //! # Ok::<(), Error>(())
 //! ```
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::addr::Qpn;
+use crate::addr::{Lid, Qpn};
 use crate::device::Device;
 use crate::extension::{Call, Extension};
 use crate::object::Target;
 use crate::qp::Qp;
+use crate::qp_state::{QpState, QpType};
 
 /// What has happened on a queue pair since it was created; a reset does not begin again. Work requests that succeed at the
 /// first attempt are not counted, as that would cost each of them time.
@@ -65,6 +67,38 @@ impl Extension for QpStatistics {
     type Output = QpStats;
 }
 
+/// A queue pair that has a peer, as programs that show connections have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectedQp {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its service.
+    pub qp_type: QpType,
+    /// [`Rtr`](QpState::Rtr) or later; [`Err`](QpState::Err) once the connection is over.
+    pub state: QpState,
+    /// This end's address. The port number is that of a TCP connection, and 0 where queue pairs have none. `None` of a
+    /// connection within a subnet that goes by LIDs alone.
+    pub local: Option<SocketAddr>,
+    /// The peer's address, alike.
+    pub remote: Option<SocketAddr>,
+    /// The LID of the peer's port, where there are any.
+    pub remote_lid: Option<Lid>,
+    /// The peer's queue pair, where peers name theirs: not over TCP.
+    pub remote_qpn: Option<Qpn>,
+    /// What has happened on it.
+    pub stats: QpStats,
+}
+
+/// Lists the device's queue pairs that have a peer, by their numbers; whoever made them, in this process.
+#[derive(Debug)]
+pub struct ConnectedQps;
+
+impl Extension for ConnectedQps {
+    const NAME: &'static str = "verbs.connected_qps";
+    type Input = ();
+    type Output = Vec<ConnectedQp>;
+}
+
 impl Qp {
     /// What has happened on it. `.run()` of the answer is its future, `.wait()` blocks, `.issue(routine)` does neither.
     ///
@@ -83,5 +117,13 @@ impl Device {
     /// [`Error::Unsupported`](crate::Error::Unsupported) if the device has none.
     pub fn qp_stats(&self, qpn: Qpn) -> Call<'_, QpStatistics> {
         self.call::<QpStatistics>(qpn)
+    }
+
+    /// The device's queue pairs that have a peer.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the device does not list them.
+    pub fn connected_qps(&self) -> Call<'_, ConnectedQps> {
+        self.call::<ConnectedQps>(())
     }
 }

@@ -1,6 +1,8 @@
 //! The additional state of a queue pair whose messages are sent as packets: the sans-IO machine, and what it needs
 //! around it.
 
+use std::net::SocketAddr;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -49,6 +51,12 @@ impl PacketQp {
     /// [`Error::NoMemory`].
     pub(crate) fn new(qp_type: QpType, cap: &QpCap) -> Result<Self, Error> {
         transport::Machine::new(qp_type, cap).map(Self::of)
+    }
+
+    /// Both ends of the stream that carries its messages.
+    pub(crate) fn stream_ends(&self) -> Option<[SocketAddr; 2]> {
+        let stream = &self.stream.as_ref()?.stream;
+        Some([stream.local(), stream.peer()])
     }
 
     /// A machine for a queue pair whose messages a stream will carry.
