@@ -20,6 +20,8 @@ pub use verbs_link::{
     Verifier, Waiter, Wrap, channel_files, clients_of, loopback_addresses,
 };
 #[doc(no_inline)]
+pub use verbs_subnet::ipc::published;
+#[doc(no_inline)]
 pub use verbs_wire::pcap;
 
 /// The simulated subnet, of `verbs-subnet`: an HCA on one of its ports is an InfiniBand device.
