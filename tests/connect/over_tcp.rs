@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use futures::executor::block_on;
 use futures::future::join;
-use hca_sim::clock::Clock;
+use hca_sim::clock::{Clock, Waiter};
 use hca_sim::link::Captured;
 use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::port_space::PortError;
+use hca_sim::stream::{Bound, StreamLink, Token};
 use hca_sim::wire::iwarp::{Fpdu, Header, Startup};
 use hca_sim::wire::{Envelope, PacketView};
-use hca_sim::{Hca, Udp};
-use verbs_cm::resolver::resolve_addr;
+use hca_sim::{Hca, Tcp, Udp};
+use verbs_cm::resolver::{Offload, resolve_addr, resolve_addr_by};
 use verbs_cm::{Connection, Error, Manager, connect, listen};
-use verbs_core::{Access, Qp, Qpn, Recv, Send, TransportType, WcStatus};
+use verbs_core::{Access, PortCaps, Qp, QpInit, Qpn, Recv, Seed, Send, TransportType, WcStatus};
 
 use crate::ends::Host;
 
@@ -204,10 +206,7 @@ fn an_address_chooses_the_device() {
             .unwrap();
         let pd = chosen.device.alloc_pd().await.unwrap();
         let cq = chosen.device.create_cq(4).await.unwrap();
-        let qp = pd
-            .create_qp(verbs_core::QpInit::rc(&cq, &cq))
-            .await
-            .unwrap();
+        let qp = pd.create_qp(QpInit::rc(&cq, &cq)).await.unwrap();
         let answers = async {
             let request = listener.accept().await;
             assert_eq!(request.peer_addr().ip(), iwarp);
@@ -221,6 +220,87 @@ fn an_address_chooses_the_device() {
     drop(devices);
     hosts.into_iter().for_each(Host::close);
     server.close();
+}
+
+/// The host's TCP, as an adapter that carries streams by itself.
+#[derive(Debug)]
+struct Adapter(Tcp);
+
+impl StreamLink for Adapter {
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.0.addresses()
+    }
+
+    fn bind(&self, local: SocketAddr) -> Result<Box<dyn Bound>, PortError> {
+        self.0.bind(local)
+    }
+
+    fn ready(&self, tokens: &mut Vec<Token>) {
+        self.0.ready(tokens);
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn Waiter>> {
+        self.0.waiter()
+    }
+
+    fn seed(&self) -> Seed {
+        self.0.seed()
+    }
+}
+
+/// Goal: C9, the user chooses for each connection whether an adapter carries it. Method: a software device and an adapter at one
+/// address, in either order; each connection says what carries it.
+#[test]
+fn offload_is_the_users_choice() {
+    let here = ip(5, 1);
+    let server = over_tcp(&[ip(5, 9)]);
+    let software = over_tcp(&[here]);
+    let link = Adapter(Tcp::on(&[here]).unwrap());
+    let adapter = Host::on(Hca::over_streams(link).build());
+    block_on(async {
+        let mut listener = listen(&server.device, SocketAddr::new(ip(5, 9), 0))
+            .await
+            .unwrap();
+        let to = listener.local_addr();
+        let open = |host: &Host| host.hca.open().wait().unwrap();
+        for devices in [
+            [open(&software), open(&adapter)],
+            [open(&adapter), open(&software)],
+        ] {
+            let first = devices[0].query_provider(1).caps;
+            for (offload, is_offloaded) in [
+                (Offload::Either, !first.contains(PortCaps::SOFTWARE)),
+                (Offload::Never, false),
+                (Offload::Only, true),
+            ] {
+                let chosen = resolve_addr_by(&devices, to, Some(here), offload).await;
+                let chosen = chosen.unwrap();
+                let pd = chosen.device.alloc_pd().await.unwrap();
+                let cq = chosen.device.create_cq(4).await.unwrap();
+                let qp = pd.create_qp(QpInit::rc(&cq, &cq)).await.unwrap();
+                let accepting = async {
+                    let request = listener.accept().await;
+                    request.accept(server.qp()).await.unwrap()
+                };
+                let (ours, theirs) = join(chosen.connect(qp).into_future(), accepting).await;
+                let ours = ours.unwrap();
+                let info = ours.info();
+                assert_eq!(info.is_offloaded, is_offloaded, "{offload:?}");
+                let missing = info.host.missing().count();
+                assert_eq!(missing, if is_offloaded { 3 } else { 0 });
+                ours.close().await.unwrap();
+                theirs.close().await.unwrap();
+            }
+        }
+        let alone = [open(&software)];
+        let refused = resolve_addr_by(&alone, to, None, Offload::Only).await;
+        let error = refused.unwrap_err();
+        assert_eq!(error, Error::NoAdapter);
+        assert!(error.to_string().contains("all are software"), "{error}");
+    });
+    [software, adapter, server]
+        .into_iter()
+        .for_each(Host::close);
 }
 
 /// What was recorded of one direction of a stream.

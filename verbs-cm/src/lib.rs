@@ -146,7 +146,7 @@ mod user;
 pub mod wire;
 
 pub(crate) use ends::{endpoint, link, provided, refusals};
-pub(crate) use types::{address, config, error, event, info, limit, options, pace, params};
+pub(crate) use types::{address, config, error, event, info, limit, listed, options, pace, params};
 pub(crate) use user::{alternate, connection, manager, multicast, native, step};
 pub use user::{connect, datagram, listen};
 
@@ -165,6 +165,7 @@ pub use event::{
 pub use hub::{Counts, Modifier, Modify};
 pub use info::{ConnectionInfo, ConnectionState, HostServices, connections};
 pub use limit::CONNECT_TIMEOUT;
+pub use listed::{Listed, listed, listed_with};
 pub use listen::{Accepting, ConnectRequest, Listener, Listening, listen};
 pub use manager::Manager;
 pub use multicast::Membership;

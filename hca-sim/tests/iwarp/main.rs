@@ -8,6 +8,8 @@
 
 mod adopting;
 mod connecting;
+mod mapped;
+mod offloaded;
 mod operations;
 mod port_space;
 mod reads;

@@ -173,8 +173,9 @@ impl Connection {
         self.remote_id
     }
 
-    pub(crate) fn remote_qpn(&self) -> Qpn {
-        self.remote_qpn
+    /// The queue pairs of both ends, this one's first; 0 before they are known.
+    pub(crate) fn qpns(&self) -> [Qpn; 2] {
+        [self.qp.qpn(), self.remote_qpn]
     }
 
     pub(crate) fn peer(&self) -> &Address {

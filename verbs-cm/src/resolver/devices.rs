@@ -5,12 +5,44 @@ use std::net::{IpAddr, SocketAddr};
 use verbs_core::caps::PortState;
 use verbs_core::mad::PortInfo;
 use verbs_core::sync::Arc;
-use verbs_core::{Device, Qp};
+use verbs_core::{Device, ProviderAttr, Qp};
 
 use crate::connect::Connecting;
 use crate::error::Error;
+use crate::info::is_offloaded;
 use crate::manager::{Manager, Way};
 use crate::resolver::{Address, Hop, Host, Query, Resolver, has_addresses};
+
+/// Who is to carry a connection: it is the user's choice, and made with the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// Either, by the order of the devices.
+    #[default]
+    Either,
+    /// Software within the host's network stack, with what the host does for ordinary connections ([`HostServices`](crate::HostServices)).
+    Never,
+    /// An adapter, past it.
+    Only,
+}
+
+impl Offload {
+    /// Whether a port with those attributes does.
+    fn admits(self, port: &ProviderAttr) -> bool {
+        match self {
+            Self::Either => true,
+            Self::Never => !is_offloaded(port),
+            Self::Only => is_offloaded(port),
+        }
+    }
+
+    /// What there is to say if no port does.
+    fn error(self) -> Error {
+        match self {
+            Self::Only => Error::NoAdapter,
+            Self::Either | Self::Never => Error::NoSoftware,
+        }
+    }
+}
 
 /// What [`resolve_addr`] has chosen.
 #[derive(Clone, Debug)]
@@ -73,6 +105,33 @@ pub async fn resolve_addr(
     remote: impl Into<Address>,
     local: Option<IpAddr>,
 ) -> Result<ResolvedAddr<'_>, Error> {
+    resolve_addr_by(devices, remote, local, Offload::Either).await
+}
+
+/// As [`resolve_addr`], among the devices that carry connections as the user wants. A program that shares one address between a
+/// software device and an adapter chooses by this, for each connection.
+///
+/// ```no_run
+/// # async fn example(devices: &[verbs_core::Device]) -> Result<(), verbs_cm::Error> {
+/// use verbs_cm::resolver::{Offload, resolve_addr_by};
+///
+/// // One that packet filters see.
+/// let chosen = resolve_addr_by(devices, "10.0.0.2:7174", None, Offload::Never).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As there; [`Error::NoAdapter`] and [`Error::NoSoftware`] if no device carries connections in that way.
+///
+/// # Cancel safety
+/// As there.
+pub async fn resolve_addr_by(
+    devices: &[Device],
+    remote: impl Into<Address>,
+    local: Option<IpAddr>,
+    offload: Offload,
+) -> Result<ResolvedAddr<'_>, Error> {
     let remote = remote.into();
     let local = local.filter(|local| !local.is_unspecified());
     let mut found: Option<ResolvedAddr<'_>> = None;
@@ -80,6 +139,10 @@ pub async fn resolve_addr(
     for device in devices {
         let ports = device.query().await.map_or(0, |attr| attr.phys_port_cnt);
         for port in 1..=ports {
+            if !offload.admits(&device.query_provider(port)) {
+                failed = Some(worse(failed, offload.error()));
+                continue;
+            }
             match on_port(device, port, &remote, local).await {
                 Ok(way) if local.is_some() || is_preferred(&way) => return Ok(way),
                 Ok(way) => found = found.or(Some(way)),
@@ -144,9 +207,10 @@ fn is_preferred(way: &ResolvedAddr<'_>) -> bool {
 fn worse(one: Option<Error>, other: Error) -> Error {
     let weight = |error: &Error| match error {
         Error::NoManager(_) => 0,
-        Error::NoAddress(_) => 1,
-        Error::AddressNotAvailable(_) => 2,
-        _ => 3,
+        Error::NoAdapter | Error::NoSoftware => 1,
+        Error::NoAddress(_) => 2,
+        Error::AddressNotAvailable(_) => 3,
+        _ => 4,
     };
     match one {
         Some(one) if weight(&one) >= weight(&other) => one,

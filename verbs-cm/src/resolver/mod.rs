@@ -16,7 +16,7 @@ use verbs_core::{Gid, Lid, Mtu};
 use crate::error::Error;
 
 pub use cache::{CACHE_MAX, Cached};
-pub use devices::{ResolvedAddr, resolve_addr};
+pub use devices::{Offload, ResolvedAddr, resolve_addr, resolve_addr_by};
 pub use fixed::Fixed;
 pub use host::Host;
 

@@ -119,7 +119,7 @@ fn handle_req(cm: &mut Cm, now: Instant, from: Address, tid: TransactionId, req:
         let is_same = cm
             .conns
             .get(slot)
-            .is_some_and(|conn| conn.remote_qpn() == req.qpn);
+            .is_some_and(|conn| conn.qpns()[1] == req.qpn);
         if is_same {
             return cm.update(now, slot, passive::handle_req_again);
         }

@@ -356,9 +356,15 @@ impl Cm {
         self.known(conn)?.ended()
     }
 
+    /// The queue pair of a connection, once the user has named it.
+    pub fn qpn(&self, conn: ConnId) -> Option<Qpn> {
+        let [qpn, _] = self.known(conn)?.qpns();
+        (qpn != Qpn::default()).then_some(qpn)
+    }
+
     /// The peer's queue pair, once the peer has named it.
     pub fn remote_qpn(&self, conn: ConnId) -> Option<Qpn> {
-        let qpn = self.known(conn)?.remote_qpn();
+        let [_, qpn] = self.known(conn)?.qpns();
         (qpn != Qpn::default()).then_some(qpn)
     }
 

@@ -103,6 +103,12 @@ pub enum Error {
     /// datagrams nor makes connections itself.
     #[error("the device has no connection manager on port {0}")]
     NoManager(u8),
+    /// The user wants an adapter to carry the connection ([`Offload::Only`](crate::resolver::Offload::Only)), and there is none.
+    #[error("no device carries connections past the host's network stack: all are software")]
+    NoAdapter,
+    /// The user wants software to carry the connection ([`Offload::Never`](crate::resolver::Offload::Never)), and there is none.
+    #[error("no device carries connections in software: all are adapters")]
+    NoSoftware,
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] verbs_core::Error),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use verbs_core::sync::plain::Mutex;
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{PortCaps, Qpn, TransportType};
+use verbs_core::{PortCaps, ProviderAttr, Qpn, TransportType};
 
 use crate::link::Link;
 
@@ -57,6 +57,11 @@ pub struct HostServices {
     pub statistics: bool,
 }
 
+/// Whether an adapter carries what goes through that port.
+pub(crate) fn is_offloaded(port: &ProviderAttr) -> bool {
+    !port.caps.contains(PortCaps::SOFTWARE)
+}
+
 impl HostServices {
     /// Those of a connection over this transport. A simulated subnet, and an adapter, are outside of the host's
     /// stack; RoCEv2 in software shares the host's UDP sockets; RDMA over TCP in software is a TCP connection.
@@ -84,7 +89,7 @@ impl HostServices {
 impl ConnectionInfo {
     pub(crate) fn of(link: &dyn Link) -> Self {
         let attr = link.provider();
-        let is_offloaded = attr.is_some_and(|attr| !attr.caps.contains(PortCaps::SOFTWARE));
+        let is_offloaded = attr.is_some_and(|attr| is_offloaded(&attr));
         let services = |transport| HostServices::of(transport, is_offloaded);
         let transport = attr.map(|attr| attr.transport);
         Self {

@@ -6,6 +6,7 @@ pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod info;
 pub(crate) mod limit;
+pub(crate) mod listed;
 pub(crate) mod options;
 pub(crate) mod pace;
 pub(crate) mod params;

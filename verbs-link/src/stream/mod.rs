@@ -4,10 +4,12 @@
 
 mod link;
 mod mpa;
+mod offloaded;
 mod tcp;
 #[cfg(all(test, not(verbs_loom)))]
 mod tests;
 
 pub use link::{Bound, Interest, Stream, StreamLink, Token};
 pub use mpa::{Agreed, Mpa, MpaConfig, MpaError, MpaEvent};
+pub use offloaded::Offloaded;
 pub use tcp::Tcp;

@@ -35,7 +35,8 @@ pub const ASKED_MAX: usize = 4_096;
 pub const ANSWERED_MAX: usize = 4_096;
 /// How often a message is sent that is not answered.
 const SENDS: u32 = 4;
-/// How long an answer is waited for, each time. Four times that are the ten seconds that `iwpmd` waits.
+/// How long an answer is waited for, each time, unless a mapper is told otherwise. Four times that are the ten seconds that `iwpmd`
+/// waits.
 const WAIT: Duration = Duration::from_millis(2_500);
 
 /// See the module's documentation.
@@ -54,6 +55,8 @@ pub struct PortMapper {
     output: VecDeque<(SocketAddr, MapperMessage)>,
     events: VecDeque<MapperEvent>,
     dropped: u64,
+    /// How long an answer is waited for, each time.
+    wait: Duration,
 }
 
 /// What an endpoint's address is mapped to.
@@ -175,7 +178,15 @@ impl PortMapper {
             output: VecDeque::new(),
             events: VecDeque::new(),
             dropped: 0,
+            wait: WAIT,
         }
+    }
+
+    /// Waits four times so long for an answer; without it, four times two and a half seconds.
+    #[must_use]
+    pub fn waiting(mut self, each: Duration) -> Self {
+        self.wait = each;
+        self
     }
 
     /// Maps an endpoint's address to a TCP port of the host, which is bound and kept from all other sockets until
@@ -276,7 +287,7 @@ impl PortMapper {
                 mapper,
                 message,
                 sends: 1,
-                again: now + WAIT,
+                again: now + self.wait,
             },
         );
         Ok(())
@@ -321,6 +332,7 @@ impl PortMapper {
             answered,
             output,
             events,
+            wait,
             ..
         } = self;
         asked.retain(|_, asked| {
@@ -333,7 +345,7 @@ impl PortMapper {
                 return false;
             }
             asked.sends += 1;
-            asked.again = now + WAIT;
+            asked.again = now + *wait;
             output.push_back((asked.mapper, asked.message));
             true
         });
@@ -342,7 +354,7 @@ impl PortMapper {
                 continue;
             }
             answered.sends += 1;
-            answered.again = (answered.sends < SENDS).then(|| now + WAIT);
+            answered.again = (answered.sends < SENDS).then(|| now + *wait);
             output.push_back((*peer, answered.message));
         }
     }
@@ -435,7 +447,7 @@ impl PortMapper {
             Answered {
                 message,
                 sends: 1,
-                again: Some(now + WAIT),
+                again: Some(now + self.wait),
             },
         );
         self.output.push_back((from, message));

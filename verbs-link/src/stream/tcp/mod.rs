@@ -1,5 +1,6 @@
 //! Streams over TCP sockets of this host.
 
+mod mapped;
 mod poller;
 mod socket;
 #[cfg(all(test, not(verbs_loom)))]
@@ -19,6 +20,7 @@ use crate::port_space::{PortError, PortUse, TcpPortSpace};
 use crate::sys;
 use crate::time::Waiter;
 use crate::udp::interfaces::Interfaces;
+use mapped::{ANSWERS, Answers};
 use poller::Poller;
 use socket::{Port, Socket};
 
@@ -39,6 +41,8 @@ pub struct Tcp {
     addresses: Vec<IpAddr>,
     space: TcpPortSpace,
     poller: Arc<Poller>,
+    /// With a port mapper.
+    answers: Option<Arc<Answers>>,
 }
 
 impl Tcp {
@@ -70,7 +74,19 @@ impl Tcp {
             addresses,
             space,
             poller: Arc::new(Poller::new()?),
+            answers: None,
         })
+    }
+
+    /// Has peers found whose ports a port mapper names, such as `iwpmd` on the hosts of RNICs with a TCP of their own. A connect
+    /// asks the mapper of the peer's host first, at UDP port 3935; a host that has none says so at once, and one that says nothing
+    /// costs two seconds. Questions of such hosts about own listeners are answered at that port of each address, unless
+    /// another mapper has it: the numbers of this link are real.
+    #[must_use]
+    pub fn with_port_mapper(mut self) -> Self {
+        let addresses = self.addresses.clone();
+        self.answers = Some(Answers::new(addresses, Arc::clone(&self.poller)));
+        self
     }
 }
 
@@ -81,7 +97,11 @@ impl StreamLink for Tcp {
 
     fn bind(&self, local: SocketAddr) -> Result<Box<dyn Bound>, PortError> {
         let port = self.space.bind(local, PortUse::Connection)?;
-        Ok(Box::new(Port::new(port, &self.poller)))
+        Ok(Box::new(Port::new(
+            port,
+            &self.poller,
+            self.answers.as_ref(),
+        )))
     }
 
     fn port_space(&self) -> Option<&TcpPortSpace> {
@@ -99,6 +119,13 @@ impl StreamLink for Tcp {
 
     fn ready(&self, tokens: &mut Vec<Token>) {
         self.poller.ready(tokens);
+        if let Some(answers) = &self.answers {
+            let all = tokens.len();
+            tokens.retain(|&token| token != ANSWERS);
+            if tokens.len() != all {
+                answers.turn();
+            }
+        }
     }
 
     fn waiter(&self) -> Option<Arc<dyn Waiter>> {

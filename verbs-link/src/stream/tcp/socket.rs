@@ -8,13 +8,14 @@ use std::os::fd::AsFd;
 use rustix::net::sockopt;
 use verbs_core::sync::Arc;
 
+use super::mapped::{Answered, Answers, MappedStream};
 use super::poller::Poller;
 use crate::port_space::{Accepted, BoundPort, PortError};
 use crate::stream::{Bound, Interest, Stream, Token};
 use crate::sys;
 
 /// The maximum segment size of a connection that does not say one: that of Ethernet over IPv6.
-const SEGMENT: usize = 1440;
+pub(super) const SEGMENT: usize = 1440;
 
 /// A connection, or one that is being made.
 pub(super) struct Socket {
@@ -39,6 +40,28 @@ impl Socket {
             remote,
         };
         Self::accepted(there, poller)
+    }
+
+    /// A connection that is being made from that port.
+    pub(super) fn connect(
+        mut port: BoundPort,
+        remote: SocketAddr,
+        poller: Arc<Poller>,
+        token: Token,
+    ) -> io::Result<Self> {
+        let stream = port.connect(remote)?;
+        stream.set_nodelay(true)?;
+        let mut socket = Self {
+            stream,
+            poller,
+            local: port.local(),
+            peer: remote,
+            is_connected: false,
+            watched: None,
+            _port: Some(port),
+        };
+        socket.watch(token, Interest::Both)?;
+        Ok(socket)
     }
 
     /// A connection that a peer has made, whose calls do not block.
@@ -129,12 +152,24 @@ impl fmt::Debug for Socket {
 pub(super) struct Port {
     port: BoundPort,
     poller: Arc<Poller>,
+    /// With a port mapper.
+    answers: Option<Arc<Answers>>,
+    /// It listens, and the mapper answers for it.
+    answered: Option<Answered>,
 }
 
 impl Port {
-    pub(super) fn new(port: BoundPort, poller: &Arc<Poller>) -> Self {
-        let poller = Arc::clone(poller);
-        Self { port, poller }
+    pub(super) fn new(
+        port: BoundPort,
+        poller: &Arc<Poller>,
+        answers: Option<&Arc<Answers>>,
+    ) -> Self {
+        Self {
+            port,
+            poller: Arc::clone(poller),
+            answers: answers.cloned(),
+            answered: None,
+        }
     }
 }
 
@@ -153,6 +188,8 @@ impl Bound for Port {
                 error,
             })?;
         }
+        let local = self.port.local();
+        self.answered = self.answers.as_ref().map(|answers| answers.listen(local));
         Ok(())
     }
 
@@ -173,20 +210,18 @@ impl Bound for Port {
     }
 
     fn connect(self: Box<Self>, remote: SocketAddr, token: Token) -> io::Result<Box<dyn Stream>> {
-        let Self { mut port, poller } = *self;
-        let stream = port.connect(remote)?;
-        stream.set_nodelay(true)?;
-        let mut socket = Socket {
-            stream,
+        let Self {
+            port,
             poller,
-            local: port.local(),
-            peer: remote,
-            is_connected: false,
-            watched: None,
-            _port: Some(port),
-        };
-        socket.watch(token, Interest::Both)?;
-        Ok(Box::new(socket))
+            answers,
+            ..
+        } = *self;
+        // It is one of those whose peers have a mapper.
+        if answers.is_some() {
+            let stream = MappedStream::connect(port, remote, poller, token)?;
+            return Ok(Box::new(stream));
+        }
+        Ok(Box::new(Socket::connect(port, remote, poller, token)?))
     }
 }
 
