@@ -49,7 +49,10 @@ fn main() -> ExitCode {
         logging::start(&filter);
     }
     // Others see its connections while it runs.
-    let _published = command.connects().then(connections::publish).flatten();
+    let _published = command
+        .has_connections()
+        .then(connections::publish)
+        .flatten();
     let done = match command {
         Command::Copy(args) => run_copy(&args),
         Command::Bench(args) => run_bench(&args),

@@ -63,6 +63,7 @@
 //! | `rdma` (default) | RDMA NICs of this host: `Endpoint::rdma`; needs nothing to build, and rdma-core when one is opened |
 //! | `testing` | the conformance suite for providers: `provider::testing` |
 //! | `tokio` | streams with `tokio`'s traits: `tokio::TokioStream` |
+//! | `publish` | `publish`: connections that `verbs connections` shows |
 //! | `serde` | [`Token`] and statistics ([`ConnectionStats`], [`Usage`], [`QpStats`], counters) as values of serde |
 //!
 //! Features only add. Each builds alone. With `default-features = false` there is no provider: a program passes one in by
@@ -80,6 +81,8 @@ pub mod guide;
 #[cfg(feature = "iwarp")]
 mod iwarp;
 pub mod prelude;
+#[cfg(feature = "publish")]
+mod published;
 #[cfg(feature = "rdma")]
 mod rdma;
 #[cfg(feature = "sim")]
@@ -91,6 +94,8 @@ mod udp;
 
 use std::future::Future;
 
+#[cfg(feature = "publish")]
+pub use published::{Published, publish};
 pub use verbs_core::{Access, QpStats};
 pub use verbs_io::{
     Answer, BadAddress, Buf, Cause, Connecting, Connection, ConnectionStats, Driver, Ended,

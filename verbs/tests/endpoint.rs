@@ -1,7 +1,15 @@
-//! What crate `verbs` adds for endpoints: names of hosts, statistics.
+//! What crate `verbs` adds for endpoints: names of hosts, statistics, lists of connections.
 
-#![cfg(all(feature = "iwarp", feature = "simulator"))]
+#![cfg(all(
+    feature = "iwarp",
+    feature = "publish",
+    feature = "simulator",
+    feature = "udp"
+))]
 
+use std::net::SocketAddr;
+
+use hca_sim::link::published;
 use verbs::prelude::*;
 
 /// Goal: a name is connected to: its addresses are tried until one answers, and no name is looked up for an address. A name
@@ -48,5 +56,37 @@ fn connections_have_statistics() {
         );
         assert_eq!(received.unread, 3, "{received:?}");
         assert_eq!(received.unread + received.receives, sent.receives);
+    });
+}
+
+/// Goal: what a program publishes is what `verbs connections` reads: its connections, by their queue pairs and addresses.
+#[test]
+fn connections_are_published() {
+    let mine = || {
+        let read = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).ok();
+        let all = published::ask_all(verbs::cm::Listed::PUBLISHED, read).expect("a folder of ours");
+        all.into_iter().find(|said| said.pid == std::process::id())
+    };
+    verbs::block_on(async {
+        let net = Endpoint::udp_any().open().await.expect("an address");
+        let at = SocketAddr::new(net.local_ip().await.expect("an address"), 0);
+        let mut listener = net.listen(at).await.expect("a number");
+        let to = listener.local_addr();
+        let (ours, theirs) = futures::join!(net.connect(to).into_future(), listener.accept());
+        let ours = ours.expect("a connection");
+        let kept = verbs::publish([&net]).expect("a folder of ours");
+        let said = mine().expect("it is published").what;
+        let rows = said.as_array().expect("a list");
+        for conn in [&ours, &theirs] {
+            let qpn = conn.qpn().expect("one").value();
+            let row = rows.iter().find(|row| row["qpn"] == qpn).expect("a row");
+            assert_eq!(row["remote"], conn.peer_addr().to_string(), "{row}");
+            assert_eq!(
+                (&row["service"], &row["state"]),
+                (&"RC".into(), &"established".into())
+            );
+        }
+        drop(kept);
+        assert!(mine().is_none());
     });
 }

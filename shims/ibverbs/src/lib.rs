@@ -10,7 +10,9 @@
 //! VERBS_SEED=7            the seed that selects those packets
 //! VERBS_PCAP=file         write all packets to that file
 //! VERBS_KEEPALIVE=10      end connections by address whose peer was silent for that many seconds
+//! VERBS_PORT_MAPPER=1     with iWARP: ask port mappers (iwpmd) of peers, and answer them
 //! VERBS_LOG_LEVEL=3       say why calls are refused
+//! VERBS_CONNECTIONS=1     answer `verbs connections`
 //! LD_LIBRARY_PATH=folder of this library
 //! ```
 //!

@@ -140,12 +140,15 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether it makes connections by a connection manager, in its own process.
-    pub(crate) fn connects(&self) -> bool {
+    /// Whether its own process has connections.
+    pub(crate) fn has_connections(&self) -> bool {
         matches!(
             self,
             Self::Copy(_)
                 | Self::ConnectBench(_)
+                | Self::Ipoib(_)
+                | Self::Perf(_)
+                | Self::Pingpong(_)
                 | Self::Rds(_)
                 | Self::Rping(_)
                 | Self::Serve(_)

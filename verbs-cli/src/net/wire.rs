@@ -28,6 +28,7 @@ use verbs_core::{Device, Error, Gid, Psn};
 
 use crate::address::{Scheme, same_family};
 use crate::capture::CaptureFile;
+use crate::connections;
 use crate::logging;
 use crate::net::sends_from;
 use crate::published::Published;
@@ -190,7 +191,7 @@ impl Roce<'_> {
         let hca = builder.name("roce0").build();
         let told = addresses.iter().map(ToString::to_string).collect();
         Ok(Wire {
-            published: stats::publish(&hca, told).map(Arc::new),
+            published: show(&hca, told),
             opened: Opened::Software(hca),
             addresses: addresses.to_vec(),
             capture,
@@ -198,17 +199,24 @@ impl Roce<'_> {
     }
 }
 
+/// Other programs can see what the HCA counts, as long as what is returned is kept, and its connections.
+fn show(hca: &Arc<Hca>, addresses: Vec<String>) -> Option<Arc<Published>> {
+    connections::watch(hca);
+    stats::publish(hca, addresses).map(Arc::new)
+}
+
 /// The network that the options name, for commands that have been tried with packets only: a NIC's, or the software HCA's.
 pub(crate) fn network(args: &WireArgs) -> Box<dyn Network + '_> {
     match args.transport {
         Transport::Roce => any_network(args),
-        Transport::Iwarp => Box::new(PacketsOnly),
+        Transport::Iwarp => Box::new(Refused(|| WireError::PacketsOnly)),
     }
 }
 
 /// The same for commands that work over streams too.
 pub(crate) fn any_network(args: &WireArgs) -> Box<dyn Network + '_> {
     match (NicName::wanted(args.device.as_ref()), args.transport) {
+        (_, Transport::Roce) if args.port_mapper => Box::new(Refused(|| WireError::OnlyStreams)),
         (Some(name), _) => Box::new(NicNetwork::new(name, &args.bind)),
         (None, Transport::Roce) => Box::new(Roce::new(args)),
         (None, Transport::Iwarp) => Box::new(Iwarp::new(args)),
@@ -224,20 +232,20 @@ pub(crate) fn network_of(scheme: Scheme, args: &WireArgs) -> Box<dyn Network + '
     }
 }
 
-/// Refuses `--transport iwarp`.
-struct PacketsOnly;
+/// Refuses an option.
+struct Refused(fn() -> WireError);
 
-impl Network for PacketsOnly {
+impl Network for Refused {
     fn attach(&self, _addresses: &[IpAddr]) -> Result<Wire, WireError> {
-        Err(WireError::PacketsOnly)
+        Err((self.0)())
     }
 
     fn attach_all(&self) -> Result<Wire, WireError> {
-        Err(WireError::PacketsOnly)
+        Err((self.0)())
     }
 
     fn check(&self) -> Result<(), WireError> {
-        Err(WireError::PacketsOnly)
+        Err((self.0)())
     }
 }
 
@@ -297,6 +305,9 @@ pub(crate) enum WireError {
     /// Streams are the system's: what is done with packets cannot be done with them.
     #[error("{0} is about packets of RoCE; --transport iwarp has none that it sees")]
     NotWithStreams(&'static str),
+    /// Packets have no port mappers.
+    #[error("--port-mapper is for --transport iwarp")]
+    OnlyStreams,
     /// The command was not made for streams.
     #[error(
         "--transport iwarp works with rping, pingpong, rds, connect-bench, serve and `copy iwarp://...`; this runs over RoCE \

@@ -1,21 +1,30 @@
-//! `verbs connections`: the connections of this user's running programs of this command.
+//! `verbs connections`: the connections of this user's running programs.
 
 use std::fmt;
 use std::io;
+#[cfg(test)]
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use verbs_cm::{ConnectionInfo, ConnectionState};
+use hca_sim::{Hca, connected_qps};
+use serde::Serialize;
+use verbs_cm::Listed;
+use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::{Provider, QpStats};
 
 use crate::published::{self, Published, Said};
+use crate::wire::PORT;
 
 pub(crate) const ABOUT: &str = "\
 Show the connections of running programs.
 
-Asks all programs of this command that this user runs, at sockets in the user's runtime directory, and shows each \
-connection that their connection managers have made: both addresses, the numbers of both queue pairs, its state, what \
-carries it, and what the host's network stack does not do for it (packet filters, queueing disciplines, statistics), \
-which ordinary connections have. Programs that use the libraries are not shown.
+Asks all programs that this user runs, at sockets in the user's runtime directory, and shows each queue pair that has a \
+peer, whoever has connected it: both addresses (with port numbers, if a connection manager has made the connection), the \
+numbers of both queue pairs, the service, its state, what carries it, how much was sent again, the round trip, and what the \
+host's network stack does not do for it (packet filters, queueing disciplines, statistics), which ordinary connections have. \
+--json has all counters.
+
+Programs are those of this command, those that `verbs run` has started, and Rust programs that call verbs::publish.
 
 With --host, asks the host's daemon instead (verbs host), for all programs that share its addresses, those that use the \
 libraries among them: the queue pair numbers and the port numbers of each, with which it shares memory, and the connections \
@@ -47,116 +56,50 @@ pub(crate) struct ConnectionsArgs {
     pub(crate) json: bool,
 }
 
-/// The folder of the sockets.
-const NAME: &str = "verbs-connections";
-
-/// One connection, as a program says it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Connection {
-    local: Option<SocketAddr>,
-    remote: SocketAddr,
-    qpn: Option<u32>,
-    remote_qpn: Option<u32>,
-    state: State,
-    transport: Option<Transport>,
-    offloaded: bool,
-    /// What the host does not do for it.
-    unavailable: Vec<Service>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    Established,
-    Closing,
-    Closed,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Transport {
-    InfiniBand,
-    #[serde(rename = "RoCEv2")]
-    RoceV2,
-    #[serde(rename = "iWARP")]
-    Iwarp,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Service {
-    Filtering,
-    Queueing,
-    Statistics,
-}
+/// The software HCAs of this process, with some that have gone.
+static HCAS: Mutex<Vec<Weak<Hca>>> = Mutex::new(Vec::new());
 
 /// A connection with its process.
 #[derive(Debug, Serialize)]
-pub(crate) struct Listed {
+pub(crate) struct Row {
     process: u32,
     #[serde(flatten)]
-    connection: Connection,
+    connection: Listed,
 }
 
 /// All of them, to be printed.
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
-pub(crate) struct Listing(Vec<Listed>);
+pub(crate) struct Listing(Vec<Row>);
+
+/// The connections of that HCA are this process's.
+pub(crate) fn watch(hca: &Arc<Hca>) {
+    let mut hcas = HCAS.lock();
+    hcas.retain(|hca| hca.strong_count() > 0);
+    hcas.push(Arc::downgrade(hca));
+}
 
 /// Tells the user's other programs of this process's connections for as long as the value is kept.
 pub(crate) fn publish() -> Option<Published> {
-    published::publish(NAME, || {
-        let all: Vec<Connection> = verbs_cm::connections().iter().map(Connection::of).collect();
-        serde_json::to_vec(&all).map_err(io::Error::other)
+    published::publish(Listed::PUBLISHED, || {
+        let hcas: Vec<_> = HCAS.lock().iter().filter_map(Weak::upgrade).collect();
+        let of = hcas
+            .iter()
+            .map(|hca| (hca.query_provider(PORT), connected_qps(hca)));
+        serde_json::to_vec(&verbs_cm::listed(of)).map_err(io::Error::other)
     })
 }
 
 /// Asks all running programs.
 pub(crate) fn list() -> io::Result<Listing> {
-    let said: Vec<Said<Vec<Connection>>> = published::ask_all(NAME)?;
+    let said: Vec<Said<Vec<Listed>>> = published::ask_all(Listed::PUBLISHED)?;
     let all = said.into_iter().flat_map(|Said { pid, what }| {
-        what.into_iter().map(move |connection| Listed {
+        what.into_iter().map(move |connection| Row {
             process: pid,
             connection,
         })
     });
     Ok(Listing(all.collect()))
-}
-
-impl Connection {
-    fn of(info: &ConnectionInfo) -> Self {
-        let host = info.host;
-        let services = [
-            (host.filtering, Service::Filtering),
-            (host.queueing, Service::Queueing),
-            (host.statistics, Service::Statistics),
-        ];
-        let missing = services.into_iter().filter(|(is_there, _)| !is_there);
-        Self {
-            local: info.local,
-            remote: info.remote,
-            qpn: info.qpn.map(|qpn| qpn.value()),
-            remote_qpn: info.remote_qpn.map(|qpn| qpn.value()),
-            state: match info.state {
-                ConnectionState::Established => State::Established,
-                ConnectionState::Closing => State::Closing,
-                _ => State::Closed,
-            },
-            transport: info.transport.and_then(Transport::of),
-            offloaded: info.is_offloaded,
-            unavailable: missing.map(|(_, service)| service).collect(),
-        }
-    }
-}
-
-impl Transport {
-    fn of(transport: verbs_core::TransportType) -> Option<Self> {
-        match transport {
-            verbs_core::TransportType::InfiniBand => Some(Self::InfiniBand),
-            verbs_core::TransportType::RoceV2 => Some(Self::RoceV2),
-            verbs_core::TransportType::Iwarp => Some(Self::Iwarp),
-            _ => None,
-        }
-    }
 }
 
 /// A value, or a dash.
@@ -171,14 +114,20 @@ impl<T: fmt::Display> fmt::Display for Or<T> {
     }
 }
 
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InfiniBand => "InfiniBand",
-            Self::RoceV2 => "RoCEv2",
-            Self::Iwarp => "iWARP",
-        })
-    }
+/// What was repeated on a connection, for whatever reason.
+fn repeats(stats: &QpStats) -> u64 {
+    stats.timeouts + stats.rnr_naks + stats.sequence_naks
+}
+
+/// A peer: its address, or its LID.
+fn peer(of: &Listed) -> Or<String> {
+    let lid = of.remote_lid.map(|lid| format!("LID {lid}"));
+    Or(of.remote.map(|remote| remote.to_string()).or(lid))
+}
+
+/// A round trip in microseconds.
+fn microseconds(time: Duration) -> String {
+    format!("{:.1}us", time.as_secs_f64() * 1e6)
 }
 
 impl fmt::Display for Listing {
@@ -188,30 +137,40 @@ impl fmt::Display for Listing {
         }
         write!(
             f,
-            "{:<22} {:<22} {:>8} {:>8} {:<12} {:<10} {:<9} {:>8}  unavailable",
-            "local", "remote", "qpn", "peer qpn", "state", "transport", "in", "process"
+            "{:<22} {:<22} {:>8} {:>8} {:<8} {:<12} {:<10} {:<9} {:>8} {:>8} {:>8}  unavailable",
+            "local",
+            "remote",
+            "qpn",
+            "peer qpn",
+            "service",
+            "state",
+            "transport",
+            "in",
+            "process",
+            "repeats",
+            "rtt"
         )?;
-        for Listed {
+        for Row {
             process,
             connection: of,
         } in &self.0
         {
-            let state = format!("{:?}", of.state).to_lowercase();
             let place = if of.offloaded { "hardware" } else { "software" };
-            let names = of
-                .unavailable
-                .iter()
-                .map(|one| format!("{one:?}").to_lowercase());
-            let missing = Some(names.collect::<Vec<_>>().join(","));
+            let missing = Some(of.unavailable.join(",")).filter(|names| !names.is_empty());
+            let round_trip = of.stats.and_then(|stats| stats.round_trip);
             write!(
                 f,
-                "\n{:<22} {:<22} {:>8} {:>8} {state:<12} {:<10} {place:<9} {process:>8}  {}",
+                "\n{:<22} {:<22} {:>8} {:>8} {:<8} {:<12} {:<10} {place:<9} {process:>8} {:>8} {:>8}  {}",
                 Or(of.local),
-                of.remote.to_string(),
+                peer(of),
                 Or(of.qpn),
                 Or(of.remote_qpn),
-                Or(of.transport),
-                Or(missing.filter(|names| !names.is_empty())),
+                Or(of.service.as_deref()),
+                of.state,
+                Or(of.transport.as_deref()),
+                Or(of.stats.as_ref().map(repeats)),
+                Or(round_trip.map(microseconds)),
+                Or(missing),
             )?;
         }
         Ok(())
@@ -222,46 +181,61 @@ impl fmt::Display for Listing {
 mod tests {
     use super::*;
 
-    fn sample() -> Connection {
-        Connection {
+    fn sample() -> Listed {
+        let mut stats = QpStats::default();
+        (stats.timeouts, stats.rnr_naks) = (2, 3);
+        stats.round_trip = Some(Duration::from_micros(17));
+        Listed {
             local: None,
-            remote: SocketAddr::from(([10, 0, 0, 2], 7174)),
+            remote: Some(SocketAddr::from(([10, 0, 0, 2], 7174))),
+            remote_lid: None,
             qpn: Some(17),
             remote_qpn: None,
-            state: State::Established,
-            transport: Some(Transport::RoceV2),
+            service: Some("RC".into()),
+            state: "established".into(),
+            transport: Some("RoCEv2".into()),
             offloaded: false,
-            unavailable: vec![Service::Statistics],
+            unavailable: vec!["statistics".into()],
+            stats: Some(stats),
         }
     }
 
     #[test]
     fn what_is_said_is_read_again() {
         let said = serde_json::to_string(&vec![sample()]).unwrap();
-        let read: Vec<Connection> = serde_json::from_str(&said).unwrap();
+        let read: Vec<Listed> = serde_json::from_str(&said).unwrap();
         assert_eq!(read, [sample()]);
-        assert!(serde_json::from_str::<Vec<Connection>>(r#"[{"remote": 7}]"#).is_err());
+        assert!(serde_json::from_str::<Vec<Listed>>(r#"[{"remote": 7}]"#).is_err());
     }
 
     #[test]
     fn connections_are_shown_a_line_each() {
-        let listed = Listed {
+        let row = |connection| Row {
             process: 99,
-            connection: sample(),
+            connection,
         };
-        let text = Listing(vec![listed]).to_string();
-        let row = text.lines().nth(1).unwrap();
+        let in_a_subnet = Listed {
+            remote: None,
+            remote_lid: Some(5),
+            ..sample()
+        };
+        let text = Listing(vec![row(sample()), row(in_a_subnet)]).to_string();
+        let lines: Vec<_> = text.lines().collect();
         for part in [
             "10.0.0.2:7174",
             "17",
+            "RC",
             "established",
             "RoCEv2",
             "software",
             "99",
+            " 5 ",
+            "17.0us",
             "statistics",
         ] {
-            assert!(row.contains(part), "{part} in {row}");
+            assert!(lines[1].contains(part), "{part} in {}", lines[1]);
         }
+        assert!(lines[2].contains("LID 5"), "{}", lines[2]);
         assert!(Listing(Vec::new()).to_string().contains("no program"));
     }
 }

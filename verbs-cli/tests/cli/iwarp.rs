@@ -3,10 +3,11 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::run::{Ended, Place, WIRE, address_of, content};
+use crate::run::{Ended, Place, VERBS, WIRE, address_of, content};
 use crate::wire::{Background, free_port};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -274,4 +275,50 @@ fn a_copy_that_loses_its_peer_ends() {
     assert!(since.elapsed() < PATIENCE, "{ended:?}");
     ended.failed(5, &["C was not created"]);
     assert_eq!(place.names(), ["B", "dir"]);
+}
+
+/// What a network namespace of its own runs: a service at all addresses, beside which addresses come and go. `$0` is `verbs`.
+const FOLLOWS: &str = r#"
+ip link set lo up && ip addr add 10.77.0.1/32 dev lo || exit 9
+"$0" rping -s -P --transport iwarp -p 7200 & server=$!
+ask() { "$0" rping -c -C 2 --transport iwarp -a "$1" -p 7200 2>said; }
+until ask 10.77.0.1; do grep -q -e refused -e 'nobody listens' said || exit 1; done
+ip addr add 10.77.0.2/32 dev lo && ask 10.77.0.2 || exit 2
+ip addr del 10.77.0.1/32 dev lo && ask 10.77.0.1 && exit 3
+ask 10.77.0.2 || exit 4
+kill $server
+"#;
+
+/// Goal: C5, a service at all addresses is at those that interfaces get later, and serves on when one goes.
+#[test]
+fn a_service_at_all_addresses_follows_interfaces() {
+    let place = Place::new();
+    let apart = ["unshare", "--user", "--map-root-user", "--net"];
+    let possible = Command::new(apart[0])
+        .args(&apart[1..])
+        .arg("true")
+        .status();
+    if !possible.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: the system allows no network namespaces");
+        return;
+    }
+    let mut command = Command::new(apart[0]);
+    command.args(&apart[1..]).args(["sh", "-c", FOLLOWS, VERBS]);
+    let ended = Background::run(command.current_dir(place.path("."))).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+/// Goal: an option for streams alone is refused over packets, before a server waits for anybody.
+#[test]
+fn a_port_mapper_is_for_streams() {
+    let place = Place::new();
+    for command in [
+        &["rping", "-s", "-a", "127.0.0.1", "--port-mapper"][..],
+        &["pingpong", "rc", "--port-mapper"],
+        &["serve", ".", "--port-mapper"],
+    ] {
+        place
+            .verbs(command)
+            .failed(1, &["--port-mapper is for --transport iwarp"]);
+    }
 }

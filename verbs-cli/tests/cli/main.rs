@@ -1,6 +1,7 @@
 //! The `verbs` command from outside: what it prints, what it leaves, how it ends.
 
 mod bench;
+mod connections;
 mod copy;
 mod demo;
 mod devinfo;

@@ -15,6 +15,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
+use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
@@ -83,12 +84,32 @@ pub(crate) fn hca() -> Result<Made, Errno> {
         Ok(made) => {
             fork::watch();
             folder::write(&made);
+            withdraw_at_exit(&made);
             Ok(hca.insert(made).clone())
         }
         Err(error) => {
             log(&error.to_string());
             Err(Errno(error.errno()))
         }
+    }
+}
+
+/// What the process has published has no name any longer when it ends, unless it is killed.
+fn withdraw_at_exit(made: &Made) {
+    extern "C" fn withdraw() {
+        // A child of a fork has published nothing of its own.
+        if let Some(hca) = HCA.try_lock()
+            && let Some(published) = hca.as_ref().and_then(|made| made.published.as_ref())
+        {
+            published.withdraw();
+        }
+    }
+    static ONCE: Once = Once::new();
+    if made.published.is_some() {
+        // SAFETY: a function of this library, which is never unloaded.
+        ONCE.call_once(|| unsafe {
+            libc::atexit(withdraw);
+        });
     }
 }
 

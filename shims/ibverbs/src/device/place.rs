@@ -13,13 +13,15 @@ use hca_sim::link::fabric::socket::default_path;
 use hca_sim::link::fabric::{AttachError, RemotePort};
 use hca_sim::link::host::{self, HostError};
 use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::published::Published;
 use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink, PerMille};
-use hca_sim::{Builder, Hca, Udp};
+use hca_sim::{Builder, Hca, Tcp, Udp};
 use verbs_core::PortState;
 use verbs_core::process::variable;
 use verbs_core::sync::Arc;
 
 use super::{PORT, Preferred};
+use crate::rdmacm;
 
 /// An HCA, and its clock.
 #[derive(Clone)]
@@ -29,6 +31,8 @@ pub(crate) struct Made {
     pub(crate) network: Network,
     /// How long peers of connections by address may be silent, if that is set.
     pub(crate) keepalive: Option<Duration>,
+    /// What `verbs connections` asks.
+    pub(super) published: Option<Arc<Published>>,
 }
 
 /// The kind of network that the device is on.
@@ -61,6 +65,9 @@ const MANAGER_WAIT: Duration = Duration::from_secs(5);
 /// How many seconds peers of connections by address may be silent.
 const KEEPALIVE: &str = "VERBS_KEEPALIVE";
 
+/// Whether ports of peers are asked for at their port mappers.
+const PORT_MAPPER: &str = "VERBS_PORT_MAPPER";
+
 /// The environment's settings for the device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
@@ -71,6 +78,7 @@ pub(super) struct Place {
     pcap: Option<PathBuf>,
     /// How long peers of connections by address may be silent.
     keepalive: Option<Duration>,
+    port_mapper: bool,
 }
 
 /// Where the device is.
@@ -150,6 +158,8 @@ pub(super) enum PlaceError {
     Tcp(std::io::Error),
     /// That variable is for RoCE alone.
     NotRoce(&'static str),
+    /// That variable is for iWARP alone.
+    NotIwarp(&'static str),
     /// That variable is about packets, which that network has not.
     NoPackets(&'static str, &'static str),
     Capture(PathBuf, std::io::Error),
@@ -175,6 +185,10 @@ impl std::fmt::Display for PlaceError {
                 f,
                 "{name} is for devices for RoCE, and VERBS_DEVICE names another one; there is no device"
             ),
+            Self::NotIwarp(name) => write!(
+                f,
+                "{name} is for devices for iWARP, such as VERBS_DEVICE=iwarp; there is no device"
+            ),
             Self::NoPackets(name, network) => write!(
                 f,
                 "{name} is about packets, and {network} has none; there is no device"
@@ -189,7 +203,9 @@ impl std::fmt::Display for PlaceError {
 impl PlaceError {
     pub(super) fn errno(&self) -> i32 {
         match self {
-            Self::Variable { .. } | Self::NotRoce(_) | Self::NoPackets(..) => libc::EINVAL,
+            Self::Variable { .. } | Self::NotRoce(_) | Self::NotIwarp(_) | Self::NoPackets(..) => {
+                libc::EINVAL
+            }
             Self::Tcp(error) => error.raw_os_error().unwrap_or(libc::EIO),
             Self::Link(LinkError::InUse { .. } | LinkError::NoneFree) => libc::EADDRINUSE,
             Self::Link(_) | Self::Host(_) | Self::Subnet(_) => libc::ENODEV,
@@ -246,6 +262,7 @@ impl Place {
             seed,
             pcap,
             keepalive: seconds.map(Duration::from_secs),
+            port_mapper: variable(PORT_MAPPER).is_some(),
         })
     }
 
@@ -254,9 +271,16 @@ impl Place {
         if self.keepalive.is_some() && !matches!(self.at, At::Roce(_)) {
             return Err(PlaceError::NotRoce(KEEPALIVE));
         }
+        if self.port_mapper && !matches!(self.at, At::Iwarp(_)) {
+            return Err(PlaceError::NotIwarp(PORT_MAPPER));
+        }
         let keepalive = self.keepalive;
         let made = self.made(preferred)?;
-        Ok(Made { keepalive, ..made })
+        Ok(Made {
+            keepalive,
+            published: rdmacm::publish(&made.hca),
+            ..made
+        })
     }
 
     fn made(self, preferred: Option<Preferred>) -> Result<Made, PlaceError> {
@@ -303,7 +327,11 @@ impl Place {
     fn iwarp(&self, address: Option<IpAddr>) -> Result<Made, PlaceError> {
         self.without_packets("iWARP")?;
         let address = address.unwrap_or(Ipv4Addr::LOCALHOST.into());
-        let builder = Hca::iwarp(&[address]).map_err(PlaceError::Tcp)?;
+        let mut link = Tcp::on(&[address]).map_err(PlaceError::Tcp)?;
+        if self.port_mapper {
+            link = link.with_port_mapper();
+        }
+        let builder = Hca::over_streams(link);
         Ok(built(builder, Clock::wall(), Network::Iwarp))
     }
 
@@ -362,6 +390,7 @@ fn built(builder: Builder, clock: Clock, network: Network) -> Made {
         clock,
         network,
         keepalive: None,
+        published: None,
     }
 }
 
@@ -410,6 +439,7 @@ mod tests {
                 seed: 7,
                 pcap: Some("x.pcap".into()),
                 keepalive: Some(Duration::from_secs(10)),
+                port_mapper: false,
             })
         );
     }
@@ -445,6 +475,7 @@ mod tests {
             ("iwarp", "VERBS_LOSS"),
             ("loopback", "VERBS_PCAP"),
             ("subnet:HcaA", "VERBS_KEEPALIVE"),
+            ("127.0.0.1", "VERBS_PORT_MAPPER"),
         ] {
             let place = of(&[("VERBS_DEVICE", device), (variable, "1")]).expect("it is right");
             let refused = place.hca(None).map(drop).expect_err("it is refused");

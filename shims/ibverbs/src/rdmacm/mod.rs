@@ -49,7 +49,7 @@ pub(crate) use self::id::life::{
     create_id, destroy_ep, destroy_id, free_devices, get_devices, migrate_id,
 };
 pub(crate) use self::id::options::set_option;
-pub(crate) use self::manager::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub(crate) use self::manager::{after_fork_in_child, after_fork_in_parent, before_fork, publish};
 pub(crate) use self::multicast::{join_multicast, join_multicast_ex, leave_multicast};
 pub(crate) use self::qp::{
     create_qp, create_qp_ex, create_srq, create_srq_ex, destroy_qp, destroy_srq, get_remote_ece,

@@ -84,6 +84,10 @@ pub(crate) struct RunArgs {
     /// killed is noticed in any case
     #[arg(long, value_name = "DURATION", value_parser = silence)]
     keepalive: Option<u64>,
+    /// With an iwarp device: ask the port mapper of the peer's host before connecting, and answer those of peers, as RNICs with a
+    /// TCP of their own have one (iwpmd)
+    #[arg(long)]
+    port_mapper: bool,
     /// Say on stderr why calls of the library are refused
     #[arg(long)]
     explain: bool,
@@ -230,6 +234,8 @@ fn environment(args: &RunArgs, folder: PathBuf) -> Vec<(&'static str, OsString)>
     let seconds = args.keepalive.map(|seconds| seconds.to_string());
     add("VERBS_KEEPALIVE", seconds);
     add("VERBS_LOG_LEVEL", args.explain.then(|| "3".into()));
+    add("VERBS_PORT_MAPPER", args.port_mapper.then(|| "1".into()));
+    add("VERBS_CONNECTIONS", Some("1".into()));
     if let Some(pcap) = &args.pcap {
         // The program may change its directory before it opens the device.
         let whole = std::path::absolute(pcap).unwrap_or_else(|_| pcap.clone());
@@ -254,8 +260,7 @@ mod tests {
 
     #[test]
     fn options_become_the_librarys_environment() {
-        let line =
-            "run --device 127.0.0.9 --loss 10 --seed 7 --keepalive 9 --explain -- prog --loss x";
+        let line = "run --device 127.0.0.9 --loss 10 --seed 7 --keepalive 9 --port-mapper --explain -- prog --loss x";
         let args = Line::parse_from(line.split(' ')).run;
         assert_eq!(args.program, ["prog", "--loss", "x"]);
         let environment = environment(&args, "/lib/verbs".into());
@@ -267,6 +272,8 @@ mod tests {
         assert_eq!((set["VERBS_LOSS"], set["VERBS_SEED"]), ("10", "7"));
         assert_eq!(set["VERBS_KEEPALIVE"], "9");
         assert_eq!(set["VERBS_LOG_LEVEL"], "3");
+        assert_eq!(set["VERBS_CONNECTIONS"], "1");
+        assert_eq!(set["VERBS_PORT_MAPPER"], "1");
         assert!(set["LD_LIBRARY_PATH"].starts_with("/lib/verbs"));
         assert!(!set.contains_key("VERBS_PCAP"));
     }

@@ -87,6 +87,10 @@ pub(crate) struct WireArgs {
     /// alpha-period, cut-period (us, ms), byte-reset (k, m, g) and g-shift. Default: those of the paper, at 10 Gbit/s
     #[arg(long, value_name = "off|NAME=VALUE,..")]
     pub(crate) dcqcn: Option<Congestion>,
+    /// With --transport iwarp: ask the port mapper of the peer's host before connecting, and answer those of peers when serving
+    /// (UDP port 3935). RNICs of Linux whose TCP is their own are found by theirs, iwpmd
+    #[arg(long)]
+    pub(crate) port_mapper: bool,
 }
 
 impl WireArgs {
@@ -104,6 +108,9 @@ impl WireArgs {
             Self { pcap: Some(_), .. } => Some("--pcap"),
             Self { loss: Some(_), .. } => Some("--loss"),
             Self { dcqcn: Some(_), .. } => Some("--dcqcn"),
+            Self {
+                port_mapper: true, ..
+            } => Some("--port-mapper"),
             _ => None,
         }
     }

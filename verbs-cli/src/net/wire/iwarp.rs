@@ -3,10 +3,8 @@
 use std::net::IpAddr;
 
 use hca_sim::{Hca, Tcp};
-use verbs_core::sync::Arc;
 
-use super::{Network, Opened, Wire, WireArgs, WireError};
-use crate::stats;
+use super::{Network, Opened, Wire, WireArgs, WireError, show};
 
 /// iWARP over the TCP of this host. Programs share addresses, as they do with TCP; ports are what they take.
 #[derive(Debug)]
@@ -32,11 +30,14 @@ impl<'a> Iwarp<'a> {
         }
     }
 
-    fn wire(&self, link: Tcp, addresses: &[IpAddr]) -> Wire {
+    fn wire(&self, mut link: Tcp, addresses: &[IpAddr]) -> Wire {
+        if self.args.port_mapper {
+            link = link.with_port_mapper();
+        }
         let hca = Hca::over_streams(link).build();
         let told = addresses.iter().map(ToString::to_string).collect();
         Wire {
-            published: stats::publish(&hca, told).map(Arc::new),
+            published: show(&hca, told),
             opened: Opened::Software(hca),
             addresses: addresses.to_vec(),
             capture: None,

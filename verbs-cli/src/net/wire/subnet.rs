@@ -4,10 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use hca_sim::Hca;
-use verbs_core::sync::Arc;
 
-use super::{Network, Opened, Wire, WireError};
-use crate::stats;
+use super::{Network, Opened, Wire, WireError, show};
 
 /// A port of a node. Its addresses are what the program says; an interface of IP over InfiniBand makes them known.
 #[derive(Debug)]
@@ -24,7 +22,7 @@ impl Network for SubnetNode<'_> {
         let hca = hca.map_err(WireError::Subnet)?.build();
         let told = addresses.iter().map(ToString::to_string).collect();
         Ok(Wire {
-            published: stats::publish(&hca, told).map(Arc::new),
+            published: show(&hca, told),
             opened: Opened::Software(hca),
             addresses: addresses.to_vec(),
             capture: None,

@@ -8,6 +8,7 @@
 
 pub(in crate::rdmacm) mod carrier;
 pub(in crate::rdmacm) mod endpoint;
+mod listed;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -39,6 +40,8 @@ use crate::rdmacm::address::ports::Ports;
 use crate::rdmacm::manager::carrier::Carrier;
 use crate::rdmacm::manager::endpoint::{Endpoint, Reply, Role, What};
 use crate::srq::xrcd::open_xrcd;
+
+pub(crate) use self::listed::publish;
 
 /// The connection manager, once the program has used one.
 static MANAGER: Mutex<Option<Arc<Manager>>> = Mutex::new(None);
