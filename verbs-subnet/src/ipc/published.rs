@@ -146,15 +146,16 @@ pub fn ask_all_in<T>(
     };
     // Another user that can write here could speak for any program.
     make_own(folder).map_err(<io::Error as From<PlaceError>>::from)?;
-    let until = Clock::wall().now() + PATIENCE_FOR_ALL;
+    let clock = Clock::wall();
+    let until = clock.now() + PATIENCE_FOR_ALL;
     let mut said = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        let now = Clock::wall().now();
+        let now = clock.now();
         if now >= until {
             break;
         }
-        match ask(&path, until.min(now + patience)) {
+        match ask(&path, &clock, until.min(now + patience)) {
             Ok(Said { pid, what }) => {
                 said.extend(read(&what).map(|what| Said { pid, what }));
             }
@@ -174,14 +175,14 @@ fn clear(path: &Path) {
     }
 }
 
-fn ask(path: &Path, until: Instant) -> io::Result<Said<Vec<u8>>> {
+fn ask(path: &Path, clock: &Clock, until: Instant) -> io::Result<Said<Vec<u8>>> {
     let mut stream = UnixStream::connect(path)?;
     let peer = socket_peercred(&stream)?;
     let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).map_err(io::Error::other)?;
     let mut text = Vec::new();
     let mut piece = vec![0; 64 << 10];
     loop {
-        stream.set_read_timeout(Some(left(until)?))?;
+        stream.set_read_timeout(Some(left(clock, until)?))?;
         match stream.read(&mut piece) {
             Ok(0) => break,
             Ok(got) => text.extend_from_slice(&piece[..got]),
@@ -196,9 +197,10 @@ fn ask(path: &Path, until: Instant) -> io::Result<Said<Vec<u8>>> {
 }
 
 fn tell(mut stream: &UnixStream, mut text: &[u8]) -> io::Result<()> {
-    let until = Clock::wall().now() + SAYING;
+    let clock = Clock::wall();
+    let until = clock.now() + SAYING;
     while !text.is_empty() {
-        stream.set_write_timeout(Some(left(until)?))?;
+        stream.set_write_timeout(Some(left(&clock, until)?))?;
         match stream.write(text) {
             Ok(sent) => text = &text[sent..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -209,8 +211,8 @@ fn tell(mut stream: &UnixStream, mut text: &[u8]) -> io::Result<()> {
 }
 
 /// The time that is left; an error when there is none.
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.since(Clock::wall().now());
+fn left(clock: &Clock, until: Instant) -> io::Result<Duration> {
+    let left = until.since(clock.now());
     (!left.is_zero())
         .then_some(left)
         .ok_or_else(|| io::ErrorKind::TimedOut.into())
