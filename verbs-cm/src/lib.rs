@@ -162,7 +162,7 @@ pub use event::{
     CmError, ConnId, Counters, Ended, Event, Failure, ListenId, PathError, QpChange, ResolveId,
 };
 #[doc(hidden)]
-pub use hub::{Counts, Modifier, Modify};
+pub use hub::{Counts, HostClaim, Modifier, Modify};
 pub use info::{ConnectionInfo, ConnectionState, HostServices, connections};
 pub use limit::CONNECT_TIMEOUT;
 pub use listed::{Listed, listed, listed_with};
@@ -175,4 +175,4 @@ pub use params::{Accept, Connect, Listen, Port, Resolve, Resolved, Route};
 pub use resolver::Resolver;
 pub use sa::SaClient;
 pub use step::{CancelStep, Step, StepFuture};
-pub use table::Cm;
+pub use table::{Cm, driver};

@@ -284,12 +284,12 @@ impl Drop for Endpoint {
         self.hub.with(|inner, now| {
             // It may have had its last event.
             let _gone = inner.cm.destroy(now, conn);
-            inner.conns.remove(&conn);
-            if inner.by_qpn.get(&qpn) == Some(&conn) {
-                inner.by_qpn.remove(&qpn);
+            inner.kept.conns.remove(&conn);
+            if inner.kept.by_qpn.get(&qpn) == Some(&conn) {
+                inner.kept.by_qpn.remove(&qpn);
             }
             if let Some((space, port)) = port {
-                inner.ports.give_back(space, port);
+                inner.kept.ports.give_back(space, port);
             }
         });
     }

@@ -1,14 +1,13 @@
 //! The connection manager of a device's port at work: the state machine, attached to the port's service
 //! for management datagrams.
 //!
-//! There is one for each port, shared by all its users; it goes with the last of them. Its caller,
-//! be it a user, the service with a datagram, a modify that has ended or the timer, also sees to what
-//! follows: messages are sent, modifies issued, users told. No thread takes part.
+//! There is one for each port, shared by all its users; it goes with the last of them. Its [driver] runs the machine;
+//! modifies are issued and users told in `told`.
 
 pub(crate) mod handler;
 mod ports;
-mod pump;
 pub(crate) mod shared;
+mod told;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,42 +15,30 @@ use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 
 use verbs_core::device::DeviceCore;
-use verbs_core::event::{EventType, EventWatcher, Subject, Undelivered};
 use verbs_core::mad::sa::PathRecord;
-use verbs_core::mad::{
-    AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, TimeCode,
-};
+use verbs_core::mad::{MadService, PortInfo};
 use verbs_core::seed::Draws;
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::time::Instant;
-use verbs_core::{
-    AsyncEvent, Device, DeviceCap, ObjectKind, PKey, PortCaps, Seed, Timer, TransportType, collect,
-    task,
-};
+use verbs_core::{Device, PKey, PortCaps, Seed, Timer, TransportType, task};
 
 use crate::config::{Config, Watch};
 use crate::error::Error;
 use crate::event::{ConnId, ListenId, ResolveId};
 use crate::hub::handler::{ConnHandler, Handler};
-use crate::hub::pump::Batch;
 use crate::params::{Port, Route};
 use crate::resolver::{Cached, Hop, Host, Resolver};
 use crate::sa::{PathCache, SaClient, SaError};
-use crate::table::Cm;
-use crate::wire::CLASS_VERSION;
+use crate::table::driver::{self, Attached, Driver, port_of};
 
 pub(crate) use ports::Ports;
-pub use pump::Modify;
-pub(crate) use shared::Claim;
+pub use shared::HostClaim;
+pub use told::Modify;
 
 /// The connection manager of one port.
 pub(crate) struct Hub {
-    /// What the service and the device refer to. Goes first, so that they see that it is gone.
-    below: Arc<Below>,
+    driver: Driver<Self>,
     service: MadService,
-    agent: Result<MadAgent, AgentError>,
-    /// Never held while foreign code runs (K4).
-    inner: Mutex<Inner>,
     resolver: Mutex<Arc<dyn Resolver>>,
     /// Paths through the subnet, once one was asked for.
     paths: Mutex<Option<PathCache>>,
@@ -63,22 +50,16 @@ pub(crate) struct Hub {
 pub type Modifier = dyn Fn(Modify) + Send + Sync;
 
 /// What the lock guards.
-pub(crate) struct Inner {
-    pub(crate) cm: Cm,
+pub(crate) type Inner = driver::Inner<Hub>;
+
+/// What it guards beside the machine.
+pub(crate) struct Kept {
     pub(crate) conns: BTreeMap<ConnId, Weak<dyn ConnHandler>>,
     pub(crate) listeners: BTreeMap<ListenId, Weak<dyn Handler>>,
     pub(crate) resolutions: BTreeMap<ResolveId, Arc<dyn Handler>>,
     pub(crate) ports: Ports,
-    /// The port as the machine knows it.
-    port: Arc<PortInfo>,
     /// By the number of the queue pair: for events about it.
     pub(crate) by_qpn: BTreeMap<u32, ConnId>,
-    /// A thread handles the outputs, also those that other threads cause.
-    busy: bool,
-    /// The memory of the last outputs, for the next ones.
-    spare: Batch,
-    /// When the timer wakes us next.
-    alarm: Option<Instant>,
 }
 
 impl Hub {
@@ -95,26 +76,21 @@ impl Hub {
                 |hub: &Self| hub.service.port().number == port,
                 || Self::new(service.clone(), &core),
             );
-            match &hub.agent {
-                Ok(_) => Ok(hub),
-                Err(error) => Err(Error::Service(*error)),
+            match hub.driver.attached().refused() {
+                None => Ok(hub),
+                Some(error) => Err(Error::Service(error)),
             }
         }
     }
 
     fn new(service: MadService, device: &Arc<DeviceCore>) -> Arc<Self> {
-        let hub = Arc::new_cyclic(|weak: &Weak<Self>| {
-            let below = Arc::new(Below(Weak::clone(weak)));
-            let client: Arc<dyn MadClient> = Arc::<Below>::clone(&below);
-            let client = Arc::downgrade(&client);
-            let agent = service.register(Class::CM, CLASS_VERSION, &[Method::SEND], client);
-            let number = agent.as_ref().map_or(0, |agent| agent.id().number());
-            let info = service.port();
-            let port = port_of(&info);
+        Arc::new_cyclic(|weak: &Weak<Self>| {
+            let attached = Attached::to(service.clone(), device, Weak::clone(weak));
+            let number = attached.number();
             // Decides where the search for free ports begins: differs from run to run, from port to port, and from
             // one manager of a port to the next.
             let seed = service.now().as_nanos()
-                ^ info.device.node_guid.0.rotate_left(32)
+                ^ service.port().device.node_guid.0.rotate_left(32)
                 ^ u64::from(number) << 40;
             // A simulated device, whose runs repeat, says a number. Mixed, so that the draws are not the device's own.
             let simulated = device.provider_of().seed();
@@ -126,30 +102,21 @@ impl Hub {
                 watch: simulated.is_none().then(Watch::default),
                 ..Config::default()
             };
+            let kept = Kept {
+                conns: BTreeMap::new(),
+                listeners: BTreeMap::new(),
+                resolutions: BTreeMap::new(),
+                ports: Ports::new(seed),
+                by_qpn: BTreeMap::new(),
+            };
             Self {
-                inner: Mutex::new(Inner {
-                    cm: Cm::new(config, port, number, drawn),
-                    conns: BTreeMap::new(),
-                    listeners: BTreeMap::new(),
-                    resolutions: BTreeMap::new(),
-                    ports: Ports::new(seed),
-                    port: Arc::clone(&info),
-                    by_qpn: BTreeMap::new(),
-                    busy: false,
-                    spare: Batch::default(),
-                    alarm: None,
-                }),
+                driver: attached.drive(config, drawn, kept),
+                service,
                 resolver: Mutex::new(Arc::new(Cached::new(Host))),
                 paths: Mutex::new(None),
                 modifier: OnceLock::new(),
-                below,
-                service,
-                agent,
             }
-        });
-        let watcher: Arc<dyn EventWatcher> = Arc::<Below>::clone(&hub.below);
-        device.watch_events(&watcher);
-        hub
+        })
     }
 
     /// What is known of the port.
@@ -176,7 +143,8 @@ impl Hub {
     pub(crate) async fn disconnect_all(self: &Arc<Self>) {
         let endpoints: Vec<_> = self.with(|inner, now| {
             inner.cm.disconnect_all(now);
-            inner.conns.values().filter_map(Weak::upgrade).collect()
+            let conns = inner.kept.conns.values();
+            conns.filter_map(Weak::upgrade).collect()
         });
         for endpoint in endpoints {
             poll_fn(|cx| endpoint.poll_over(cx)).await;
@@ -203,26 +171,17 @@ impl Hub {
 
     /// Calls the state machine, and handles what follows.
     pub(crate) fn with<R>(self: &Arc<Self>, call: impl FnOnce(&mut Inner, Instant) -> R) -> R {
-        collect(|| {
-            let result = {
-                let mut inner = self.inner.lock();
-                // Under the lock, so that the machine's time does not go back.
-                let now = self.service.now();
-                let port = self.service.port();
-                if !Arc::ptr_eq(&port, &inner.port) {
-                    inner.cm.port_changed(port_of(&port));
-                    inner.port = port;
-                }
-                call(&mut inner, now)
-            };
-            self.pump();
-            result
-        })
+        driver::with(self, call)
     }
 
     /// Looks at the state machine, and has nothing follow. Legal where a routine runs.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Inner) -> R) -> R {
-        look(&self.inner.lock())
+        self.driver.look(look)
+    }
+
+    /// A modify has ended, which is an input of the machine.
+    pub(crate) fn modified(self: &Arc<Self>, conn: ConnId, result: Result<(), verbs_core::Error>) {
+        self.with(|inner, now| inner.cm.qp_modified(now, conn, result));
     }
 
     /// A path along that way to an address: what the subnet's administrator says, where the port has one.
@@ -273,12 +232,11 @@ impl Hub {
 
     /// What is kept.
     pub(crate) fn counts(&self) -> Counts {
-        let inner = self.inner.lock();
-        Counts {
+        self.look(|inner| Counts {
             connections: inner.cm.len(),
-            handles: inner.conns.len(),
-            ports: inner.ports.len(),
-        }
+            handles: inner.kept.conns.len(),
+            ports: inner.kept.ports.len(),
+        })
     }
 
     /// Whether the address is the port's; the unspecified one stands for all of them.
@@ -300,66 +258,6 @@ pub struct Counts {
     pub handles: usize,
     /// Port numbers that are taken.
     pub ports: usize,
-}
-
-/// The port as the state machine sees it.
-fn port_of(info: &PortInfo) -> Port {
-    Port {
-        number: info.number,
-        ca_guid: info.device.node_guid,
-        link_layer: info.port.link_layer,
-        lid: info.port.lid,
-        gids: info.gids.clone(),
-        mtu: info.port.active_mtu,
-        ack_delay: TimeCode::new(info.device.local_ca_ack_delay),
-        migrates: info.device.caps.contains(DeviceCap::AUTO_PATH_MIG),
-    }
-}
-
-/// What comes from below: datagrams of peers; that data overtook an RTU; that the port has changed.
-struct Below(Weak<Hub>);
-
-impl MadClient for Below {
-    fn deliver(&self, delivery: Delivery) {
-        // The manager only sends datagrams that no response belongs to.
-        if let (Some(hub), Delivery::Request { from, mad, .. }) = (self.0.upgrade(), delivery) {
-            hub.with(|inner, now| inner.cm.handle(now, from, &mad));
-        }
-    }
-}
-
-impl EventWatcher for Below {
-    fn event(&self, event: AsyncEvent) {
-        let Some(hub) = self.0.upgrade() else {
-            return;
-        };
-        match (event.event, event.subject) {
-            (EventType::CommEst, Subject::Object(id)) if id.kind == ObjectKind::Qp => {
-                hub.with(|inner, now| {
-                    if let Some(&conn) = inner.by_qpn.get(&id.number) {
-                        // In a state that waits for no RTU this does no harm.
-                        let _ = inner.cm.communication_established(now, conn);
-                    }
-                });
-            }
-            (
-                EventType::GidChange
-                | EventType::LidChange
-                | EventType::PortErr
-                | EventType::PortActive,
-                _,
-            ) => hub.resolver().invalidate(),
-            _ => {}
-        }
-    }
-
-    fn undelivered(&self, mad: Undelivered) {
-        if let Some(hub) = self.0.upgrade()
-            && hub.service.port().number == mad.port
-        {
-            hub.with(|inner, now| inner.cm.undelivered(now, mad.dgid, mad.tid));
-        }
-    }
 }
 
 impl fmt::Debug for Hub {

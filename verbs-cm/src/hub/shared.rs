@@ -13,46 +13,60 @@ use crate::wire::ServiceId;
 
 /// A service that this process offers on its host. Given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub struct HostClaim {
     ports: Arc<dyn HostPorts>,
     service: Service,
 }
 
-/// Asks the host for a service, where there is a daemon to be asked; requests come here from then on. `at` is the address
-/// for errors.
+impl HostClaim {
+    /// Asks the host's daemon for a service, at one address or at all that the device has; requests come here from then on.
+    ///
+    /// # Errors
+    /// Why it is not this process's.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before the answer gives back what it gets.
+    pub async fn new(
+        ports: Arc<dyn HostPorts>,
+        id: ServiceId,
+        addr: Option<IpAddr>,
+    ) -> Result<Self, NotListening> {
+        let service = Service { id: id.0, addr };
+        let (sender, answer) = oneshot::channel();
+        let held = Arc::clone(&ports);
+        ports.listen(
+            service,
+            Box::new(move |result| {
+                let claim = result.map(|()| Self {
+                    ports: held,
+                    service,
+                });
+                let _ = sender.send(claim);
+            }),
+        );
+        answer.await.unwrap_or(Err(NotListening::HostLost))
+    }
+}
+
+/// As [`HostClaim::new`], where there is a daemon to be asked. `at` is the address for errors.
 pub(crate) async fn claim(
     hub: &Hub,
     id: ServiceId,
     addr: Option<IpAddr>,
     at: SocketAddr,
-) -> Result<Option<Claim>, Error> {
+) -> Result<Option<HostClaim>, Error> {
     let provider = hub.service.device().provider_of();
     let Some(ports) = provider.host_ports() else {
         return Ok(None);
     };
-    let service = Service { id: id.0, addr };
-    // A future that is dropped before the answer gives back what it gets.
-    let (sender, answer) = oneshot::channel();
-    let held = Arc::clone(&ports);
-    ports.listen(
-        service,
-        Box::new(move |result| {
-            let claim = result.map(|()| Claim {
-                ports: held,
-                service,
-            });
-            let _ = sender.send(claim);
-        }),
-    );
-    match answer.await {
-        Ok(Ok(claim)) => Ok(Some(claim)),
-        Ok(Err(NotListening::InUse)) => Err(Error::AddressInUse(at)),
-        Ok(Err(other)) => Err(Error::Host(other)),
-        Err(_) => Err(Error::Host(NotListening::HostLost)),
+    match HostClaim::new(ports, id, addr).await {
+        Ok(claim) => Ok(Some(claim)),
+        Err(NotListening::InUse) => Err(Error::AddressInUse(at)),
+        Err(other) => Err(Error::Host(other)),
     }
 }
 
-impl Drop for Claim {
+impl Drop for HostClaim {
     fn drop(&mut self) {
         self.ports.unlisten(self.service);
     }

@@ -1,6 +1,7 @@
 //! Many connections behind one port.
 
 mod dispatch;
+pub mod driver;
 mod index;
 mod listen;
 mod resolve;

@@ -353,8 +353,8 @@ impl Asked {
         };
         hub.with(|inner, now| {
             let bound = match self.port {
-                0 => inner.ports.any(PortSpace::Tcp),
-                port if inner.ports.take(PortSpace::Tcp, port) => Some(port),
+                0 => inner.kept.ports.any(PortSpace::Tcp),
+                port if inner.kept.ports.take(PortSpace::Tcp, port) => Some(port),
                 _ => None,
             };
             let Some(source_port) = bound else {
@@ -368,15 +368,15 @@ impl Asked {
             connect = connect.ip(&header, data);
             match inner.cm.connect(now, connect) {
                 Err(error) => {
-                    inner.ports.give_back(PortSpace::Tcp, source_port);
+                    inner.kept.ports.give_back(PortSpace::Tcp, source_port);
                     Err((error.into(), qp))
                 }
                 Ok(conn) => {
-                    inner.by_qpn.insert(qp.qpn().value(), conn);
+                    inner.kept.by_qpn.insert(qp.qpn().value(), conn);
                     let port = Some((PortSpace::Tcp, source_port));
                     let local = Some(self.local(source_port));
                     let endpoint = Endpoint::new(hub, conn, qp, local, self.addr, port);
-                    inner.conns.insert(conn, endpoint.handler());
+                    inner.kept.conns.insert(conn, endpoint.handler());
                     Ok(endpoint)
                 }
             }

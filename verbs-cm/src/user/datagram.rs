@@ -124,7 +124,7 @@ impl Resolving {
         let route = hub.route(addr.ip(), &hop).await?;
         let data = blob::<180>(&self.private_data)?;
         let addresses = pair(hop.local, addr.ip())?;
-        let port = hub.with(|inner, _| inner.ports.any(PortSpace::Udp));
+        let port = hub.with(|inner, _| inner.kept.ports.any(PortSpace::Udp));
         let source_port = port.ok_or(Error::AddressInUse(SocketAddr::new(hop.local, 0)))?;
         let header = IpHeader {
             source_port,
@@ -185,10 +185,11 @@ impl Asking {
             match id {
                 Ok(id) => drop(
                     inner
+                        .kept
                         .resolutions
                         .insert(id, Arc::clone(&answer) as Arc<dyn Handler>),
                 ),
-                Err(_) => inner.ports.give_back(PortSpace::Udp, source_port),
+                Err(_) => inner.kept.ports.give_back(PortSpace::Udp, source_port),
             }
             id
         })?;
@@ -206,8 +207,8 @@ impl Drop for Asking {
         self.hub.with(|inner, _| {
             // It may have been answered.
             let _gone = inner.cm.forget(self.id);
-            inner.resolutions.remove(&self.id);
-            inner.ports.give_back(PortSpace::Udp, self.source_port);
+            inner.kept.resolutions.remove(&self.id);
+            inner.kept.ports.give_back(PortSpace::Udp, self.source_port);
         });
     }
 }

@@ -17,7 +17,7 @@ use verbs_core::sync::{Arc, Weak};
 use crate::error::Error;
 use crate::event::{CmError, ListenId};
 use crate::hub::shared;
-use crate::hub::{Claim, Hub};
+use crate::hub::{HostClaim, Hub};
 use crate::listen::backlog::{BACKLOG, Backlog};
 use crate::manager::{Manager, Way};
 use crate::params::Listen;
@@ -195,8 +195,8 @@ impl Bound {
     pub(crate) fn new(hub: &Arc<Hub>, space: PortSpace, addr: SocketAddr) -> Result<Self, Error> {
         hub.check_local(addr)?;
         let (port, owns) = hub.with(|inner, _| match addr.port() {
-            0 => (inner.ports.any(space), true),
-            port => (Some(port), inner.ports.take(space, port)),
+            0 => (inner.kept.ports.any(space), true),
+            port => (Some(port), inner.kept.ports.take(space, port)),
         });
         let port = port.ok_or(Error::AddressInUse(addr))?;
         Ok(Self {
@@ -256,7 +256,7 @@ impl Bound {
         let queue = Arc::new(Backlog::new(backlog, Arc::downgrade(hub)));
         let id = hub.with(|inner, _| {
             let id = inner.cm.listen(listen)?;
-            inner.listeners.insert(id, queue.handler());
+            inner.kept.listeners.insert(id, queue.handler());
             Ok(id)
         });
         let id = id.map_err(|error| match error {
@@ -276,7 +276,8 @@ impl Drop for Bound {
     fn drop(&mut self) {
         if self.owns {
             let (space, port) = (self.space, self.addr.port());
-            self.hub.with(|inner, _| inner.ports.give_back(space, port));
+            self.hub
+                .with(|inner, _| inner.kept.ports.give_back(space, port));
         }
     }
 }
@@ -287,7 +288,7 @@ pub(crate) struct Inner {
     pub(crate) queue: Arc<Backlog>,
     pub(crate) bound: Bound,
     /// The number on the host, where other processes share it.
-    claim: Option<Claim>,
+    claim: Option<HostClaim>,
 }
 
 impl Inner {
@@ -303,7 +304,7 @@ impl Drop for Inner {
         self.bound.hub.with(|inner, _| {
             // It was added, and is removed once.
             let _gone = inner.cm.unlisten(self.id);
-            inner.listeners.remove(&self.id);
+            inner.kept.listeners.remove(&self.id);
         });
         self.queue.clear();
     }

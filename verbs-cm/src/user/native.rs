@@ -17,7 +17,7 @@ use crate::endpoint::{Endpoint, initialise};
 use crate::error::{Error, NotConnected};
 use crate::event::ListenId;
 use crate::hub::shared;
-use crate::hub::{Claim, Hub};
+use crate::hub::{HostClaim, Hub};
 use crate::limit::Limit;
 use crate::listen::backlog::Backlog;
 use crate::listen::request::ConnectRequest;
@@ -67,7 +67,7 @@ impl Manager {
             };
             let id = hub.with(|inner, _| {
                 let id = inner.cm.listen(listen)?;
-                inner.listeners.insert(id, queue.handler());
+                inner.kept.listeners.insert(id, queue.handler());
                 Ok::<_, Error>(id)
             })?;
             let mut listener = ServiceListener {
@@ -174,10 +174,10 @@ impl Calling {
             match inner.cm.connect(now, connect) {
                 Err(error) => Err(NotConnected::new(error.into(), qp)),
                 Ok(conn) => {
-                    inner.by_qpn.insert(qp.qpn().value(), conn);
+                    inner.kept.by_qpn.insert(qp.qpn().value(), conn);
                     let peer = SocketAddr::new(peer, 0);
                     let endpoint = Endpoint::new(&hub, conn, qp, None, peer, None);
-                    inner.conns.insert(conn, endpoint.handler());
+                    inner.kept.conns.insert(conn, endpoint.handler());
                     Ok(endpoint)
                 }
             }
@@ -212,7 +212,7 @@ pub struct ServiceListener {
     id: ListenId,
     queue: Arc<Backlog>,
     /// The service on the host, where other processes share it.
-    claim: Option<Claim>,
+    claim: Option<HostClaim>,
 }
 
 impl ServiceListener {
@@ -245,7 +245,7 @@ impl Drop for ServiceListener {
         self.hub.with(|inner, _| {
             // It was added, and is removed once.
             let _gone = inner.cm.unlisten(self.id);
-            inner.listeners.remove(&self.id);
+            inner.kept.listeners.remove(&self.id);
         });
         self.queue.clear();
     }

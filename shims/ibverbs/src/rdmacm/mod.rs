@@ -2,7 +2,7 @@
 //! second name, so that a program that is linked against both has one device.
 //!
 //! - `manager` is the connection manager of the process: the state machine of `verbs-cm`, which uses the messages that
-//!   Linux uses. `manager::endpoint` is what it knows of an id, `manager::carrier` what carries its messages.
+//!   Linux uses. `manager::endpoint` is what it knows of an id.
 //! - `id` is the object that programs hold, with the calls of `life`, `options` and `ep`.
 //! - `channel` has what the events of ids wait in. `channel::arrival` makes them of the manager's, `channel::taken` is what
 //!   happens when they are taken.

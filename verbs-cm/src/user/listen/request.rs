@@ -348,9 +348,9 @@ impl Pending {
             if let Err(error) = inner.cm.accept(now, conn, &accept) {
                 return Err((error.into(), qp));
             }
-            inner.by_qpn.insert(qp.qpn().value(), conn);
+            inner.kept.by_qpn.insert(qp.qpn().value(), conn);
             let endpoint = Endpoint::new(&hub, conn, qp, local, peer, None);
-            inner.conns.insert(conn, endpoint.handler());
+            inner.kept.conns.insert(conn, endpoint.handler());
             Ok(endpoint)
         })?;
         // The endpoint handles it from now on.

@@ -82,7 +82,10 @@ pub(in crate::rdmacm) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
         let shares = state.options.reuse_address;
         let family_only = state.options.is_family_only(addr.ip());
         let named = SocketAddr::new(ip, addr.port());
-        let binding = inner.ports.bind(id.space, named, shares, family_only)?;
+        let binding = inner
+            .kept
+            .ports
+            .bind(id.space, named, shares, family_only)?;
         let mut local = addr;
         local.set_port(binding.port);
         state.local = Some(local);

@@ -18,221 +18,219 @@ use crate::rdmacm::manager::endpoint::{
 /// Bytes of a REP that are private data.
 const REP_DATA: usize = 196;
 
-impl Inner {
-    /// What a program learns of an event of the machine, and the id that it concerns.
-    pub(in crate::rdmacm) fn arrival(
-        &mut self,
-        now: Instant,
-        event: Event,
-    ) -> Option<(Arc<Endpoint>, What)> {
-        match event {
-            Event::ConnectRequest {
-                conn,
-                listener,
-                from,
-                req,
-                ip,
-            } => {
-                let request = self.request(conn, listener, from, &req, ip);
-                if request.is_none() {
-                    let (reason, nothing) = (RejectReason::InvalidServiceId, Blob::default());
-                    // The connection exists: its request was just reported.
-                    let _ = self.cm.reject(now, conn, reason, &[], nothing);
-                }
-                request
-            }
-            Event::ResolveRequest {
-                resolution,
-                listener,
-                from,
-                req,
-                ip,
-            } => {
-                let question = self.question(resolution, listener, from, &req, ip);
-                if question.is_none() {
-                    let refused = Resolved {
-                        status: SidrStatus::Unsupported,
-                        qpn: Qpn::default(),
-                        qkey: QKey::default(),
-                        private_data: Blob::default(),
-                    };
-                    let _ = self.cm.answer(now, resolution, &refused);
-                }
-                question
-            }
-            Event::Resolved { resolution, .. }
-            | Event::Unresolved { resolution }
-            | Event::ResolveError { resolution, .. } => {
-                let endpoint = self.questions.remove(&resolution)?;
-                let told = resolved(&endpoint, &event);
-                if told.event != event::ESTABLISHED {
-                    endpoint.set_role(Role::Over);
-                }
-                Some((endpoint, What::Told(told)))
-            }
-            other => self.of_connection(&other),
-        }
-    }
-
-    fn of_connection(&mut self, event: &Event) -> Option<(Arc<Endpoint>, What)> {
-        let conn = event.conn()?;
-        let endpoint = Arc::clone(self.conns.get(&conn)?);
-        let told = match event {
-            Event::Established { private_data, .. } => {
-                let role = endpoint.role();
-                if let Role::Active {
-                    reply: Reply::Established,
-                    ..
-                } = role
-                {
-                    return None;
-                }
-                let length = match role {
-                    Role::Active { .. } => REP_DATA,
-                    _ => private_data.0.len(),
-                };
-                let fields = self.fields(conn, private_data.0[..length].to_vec());
-                Told {
-                    param: Param::Conn(fields),
-                    ..Told::of(event::ESTABLISHED, 0)
-                }
-            }
-            Event::Rejected {
-                reason,
-                private_data,
-                ..
-            } => {
-                let private_data = private_data.0.to_vec();
-                let fields = ConnFields {
-                    private_data,
-                    ..ConnFields::default()
-                };
-                Told {
-                    param: Param::Conn(fields),
-                    ..Told::of(event::REJECTED, reason.code().into())
-                }
-            }
-            Event::Unreachable { .. } => Told::of(event::UNREACHABLE, -libc::ETIMEDOUT),
-            Event::ConnectError { why, .. } => failed(*why),
-            Event::Disconnected { .. } => Told::of(event::DISCONNECTED, 0),
-            Event::TimewaitExit { .. } => Told::of(event::TIMEWAIT_EXIT, 0),
-            _ => return None,
-        };
-        if !matches!(
-            event,
-            Event::Established { .. } | Event::Disconnected { .. }
-        ) {
-            // This is its last event.
-            self.conns.remove(&conn);
-            endpoint.set_role(Role::Over);
-        }
-        Some((endpoint, What::Told(told)))
-    }
-
-    /// What is known of a connection from its queue pair's modifies.
-    pub(in crate::rdmacm) fn fields(&self, conn: ConnId, private_data: Vec<u8>) -> ConnFields {
-        let [rtr, rts] = self.cm.qp_attrs(conn).unwrap_or_default();
-        ConnFields {
-            private_data,
-            responder_resources: rtr.max_dest_rd_atomic.unwrap_or(0),
-            initiator_depth: rts.max_rd_atomic.unwrap_or(0),
-            retry_count: rts.retry_cnt.unwrap_or(0),
-            rnr_retry_count: rts.rnr_retry.unwrap_or(0),
-            qp_num: rtr.dest_qpn.unwrap_or_default().value(),
-            ..ConnFields::default()
-        }
-    }
-
-    /// The event for a REP that arrives before the connection is established.
-    pub(in crate::rdmacm) fn reply(&self, conn: ConnId) -> Told {
-        let data = self.cm.private_data(conn).unwrap_or_default();
-        let fields = self.fields(conn, data.0[..REP_DATA].to_vec());
-        Told {
-            param: Param::Conn(fields),
-            ..Told::of(event::CONNECT_RESPONSE, 0)
-        }
-    }
-
-    fn request(
-        &mut self,
-        conn: ConnId,
-        listener: ListenId,
-        from: Address,
-        req: &Req,
-        ip: Option<IpHeader>,
-    ) -> Option<(Arc<Endpoint>, What)> {
-        let (_, port) = req.service_id.port()?;
-        let role = Role::Passive {
+/// What a program learns of an event of the machine, and the id that it concerns.
+pub(in crate::rdmacm) fn arrival(
+    inner: &mut Inner,
+    now: Instant,
+    event: Event,
+) -> Option<(Arc<Endpoint>, What)> {
+    match event {
+        Event::ConnectRequest {
             conn,
-            // What the peer requests is what this end serves, and vice versa.
-            responder_resources: req.initiator_depth,
-            initiator_depth: req.responder_resources,
-        };
-        let (listening, child) = self.child(listener, from, port, ip?, role)?;
-        self.conns.insert(conn, Arc::clone(&child));
-        let fields = ConnFields {
-            private_data: req.private_data.0[IpHeader::LEN..].to_vec(),
-            responder_resources: req.initiator_depth,
-            initiator_depth: req.responder_resources,
-            flow_control: req.flow_control,
-            retry_count: req.retry_count.byte(),
-            rnr_retry_count: req.rnr_retry_count.byte(),
-            srq: req.srq,
-            qp_num: req.qpn.value(),
-        };
-        let told = Told {
-            param: Param::Conn(fields),
-            ..Told::of(event::CONNECT_REQUEST, 0)
-        };
-        Some((listening, What::Request { child, told }))
+            listener,
+            from,
+            req,
+            ip,
+        } => {
+            let request = request(inner, conn, listener, from, &req, ip);
+            if request.is_none() {
+                let (reason, nothing) = (RejectReason::InvalidServiceId, Blob::default());
+                // The connection exists: its request was just reported.
+                let _ = inner.cm.reject(now, conn, reason, &[], nothing);
+            }
+            request
+        }
+        Event::ResolveRequest {
+            resolution,
+            listener,
+            from,
+            req,
+            ip,
+        } => {
+            let question = question(inner, resolution, listener, from, &req, ip);
+            if question.is_none() {
+                let refused = Resolved {
+                    status: SidrStatus::Unsupported,
+                    qpn: Qpn::default(),
+                    qkey: QKey::default(),
+                    private_data: Blob::default(),
+                };
+                let _ = inner.cm.answer(now, resolution, &refused);
+            }
+            question
+        }
+        Event::Resolved { resolution, .. }
+        | Event::Unresolved { resolution }
+        | Event::ResolveError { resolution, .. } => {
+            let endpoint = inner.kept.questions.remove(&resolution)?;
+            let told = resolved(&endpoint, &event);
+            if told.event != event::ESTABLISHED {
+                endpoint.set_role(Role::Over);
+            }
+            Some((endpoint, What::Told(told)))
+        }
+        other => of_connection(inner, &other),
     }
+}
 
-    fn question(
-        &mut self,
-        resolution: ResolveId,
-        listener: ListenId,
-        from: Address,
-        req: &SidrReq,
-        ip: Option<IpHeader>,
-    ) -> Option<(Arc<Endpoint>, What)> {
-        let (_, port) = req.service_id.port()?;
-        let (listening, child) = self.child(listener, from, port, ip?, Role::Asked(resolution))?;
-        let fields = UdFields {
-            private_data: req.private_data.0[IpHeader::LEN..].to_vec(),
-            ..UdFields::default()
-        };
-        let told = Told {
-            param: Param::Ud(fields),
-            ..Told::of(event::CONNECT_REQUEST, 0)
-        };
-        Some((listening, What::Request { child, told }))
+fn of_connection(inner: &mut Inner, event: &Event) -> Option<(Arc<Endpoint>, What)> {
+    let conn = event.conn()?;
+    let endpoint = Arc::clone(inner.kept.conns.get(&conn)?);
+    let told = match event {
+        Event::Established { private_data, .. } => {
+            let role = endpoint.role();
+            if let Role::Active {
+                reply: Reply::Established,
+                ..
+            } = role
+            {
+                return None;
+            }
+            let length = match role {
+                Role::Active { .. } => REP_DATA,
+                _ => private_data.0.len(),
+            };
+            let fields = fields(inner, conn, private_data.0[..length].to_vec());
+            Told {
+                param: Param::Conn(fields),
+                ..Told::of(event::ESTABLISHED, 0)
+            }
+        }
+        Event::Rejected {
+            reason,
+            private_data,
+            ..
+        } => {
+            let private_data = private_data.0.to_vec();
+            let fields = ConnFields {
+                private_data,
+                ..ConnFields::default()
+            };
+            Told {
+                param: Param::Conn(fields),
+                ..Told::of(event::REJECTED, reason.code().into())
+            }
+        }
+        Event::Unreachable { .. } => Told::of(event::UNREACHABLE, -libc::ETIMEDOUT),
+        Event::ConnectError { why, .. } => failed(*why),
+        Event::Disconnected { .. } => Told::of(event::DISCONNECTED, 0),
+        Event::TimewaitExit { .. } => Told::of(event::TIMEWAIT_EXIT, 0),
+        _ => return None,
+    };
+    if !matches!(
+        event,
+        Event::Established { .. } | Event::Disconnected { .. }
+    ) {
+        // This is its last event.
+        inner.kept.conns.remove(&conn);
+        endpoint.set_role(Role::Over);
     }
+    Some((endpoint, What::Told(told)))
+}
 
-    /// The listener, and an endpoint for what has arrived at it.
-    fn child(
-        &self,
-        listener: ListenId,
-        from: Address,
-        port: u16,
-        ip: IpHeader,
-        role: Role,
-    ) -> Option<(Arc<Endpoint>, Arc<Endpoint>)> {
-        let listening = Arc::clone(self.listeners.get(&listener)?);
-        let child = Endpoint::new(listening.inbox()?);
-        let mut state = child.state.lock();
-        state.role = role;
-        state.local = Some(SocketAddr::new(ip.addresses.destination(), port));
-        state.remote = Some(SocketAddr::new(ip.addresses.source(), ip.source_port));
-        let global = from.av.global;
-        state.route = Some(Route {
-            av: from.av,
-            remote_gid: global.map(|global| global.dgid).unwrap_or_default(),
-            local_gid: verbs_core::Gid::from(ip.addresses.destination()),
-            ..Route::default()
-        });
-        drop(state);
-        Some((listening, child))
+/// What is known of a connection from its queue pair's modifies.
+pub(in crate::rdmacm) fn fields(inner: &Inner, conn: ConnId, private_data: Vec<u8>) -> ConnFields {
+    let [rtr, rts] = inner.cm.qp_attrs(conn).unwrap_or_default();
+    ConnFields {
+        private_data,
+        responder_resources: rtr.max_dest_rd_atomic.unwrap_or(0),
+        initiator_depth: rts.max_rd_atomic.unwrap_or(0),
+        retry_count: rts.retry_cnt.unwrap_or(0),
+        rnr_retry_count: rts.rnr_retry.unwrap_or(0),
+        qp_num: rtr.dest_qpn.unwrap_or_default().value(),
+        ..ConnFields::default()
     }
+}
+
+/// The event for a REP that arrives before the connection is established.
+pub(in crate::rdmacm) fn reply(inner: &Inner, conn: ConnId) -> Told {
+    let data = inner.cm.private_data(conn).unwrap_or_default();
+    let fields = fields(inner, conn, data.0[..REP_DATA].to_vec());
+    Told {
+        param: Param::Conn(fields),
+        ..Told::of(event::CONNECT_RESPONSE, 0)
+    }
+}
+
+fn request(
+    inner: &mut Inner,
+    conn: ConnId,
+    listener: ListenId,
+    from: Address,
+    req: &Req,
+    ip: Option<IpHeader>,
+) -> Option<(Arc<Endpoint>, What)> {
+    let (_, port) = req.service_id.port()?;
+    let role = Role::Passive {
+        conn,
+        // What the peer requests is what this end serves, and vice versa.
+        responder_resources: req.initiator_depth,
+        initiator_depth: req.responder_resources,
+    };
+    let (listening, child) = child(inner, listener, from, port, ip?, role)?;
+    inner.kept.conns.insert(conn, Arc::clone(&child));
+    let fields = ConnFields {
+        private_data: req.private_data.0[IpHeader::LEN..].to_vec(),
+        responder_resources: req.initiator_depth,
+        initiator_depth: req.responder_resources,
+        flow_control: req.flow_control,
+        retry_count: req.retry_count.byte(),
+        rnr_retry_count: req.rnr_retry_count.byte(),
+        srq: req.srq,
+        qp_num: req.qpn.value(),
+    };
+    let told = Told {
+        param: Param::Conn(fields),
+        ..Told::of(event::CONNECT_REQUEST, 0)
+    };
+    Some((listening, What::Request { child, told }))
+}
+
+fn question(
+    inner: &mut Inner,
+    resolution: ResolveId,
+    listener: ListenId,
+    from: Address,
+    req: &SidrReq,
+    ip: Option<IpHeader>,
+) -> Option<(Arc<Endpoint>, What)> {
+    let (_, port) = req.service_id.port()?;
+    let (listening, child) = child(inner, listener, from, port, ip?, Role::Asked(resolution))?;
+    let fields = UdFields {
+        private_data: req.private_data.0[IpHeader::LEN..].to_vec(),
+        ..UdFields::default()
+    };
+    let told = Told {
+        param: Param::Ud(fields),
+        ..Told::of(event::CONNECT_REQUEST, 0)
+    };
+    Some((listening, What::Request { child, told }))
+}
+
+/// The listener, and an endpoint for what has arrived at it.
+fn child(
+    inner: &Inner,
+    listener: ListenId,
+    from: Address,
+    port: u16,
+    ip: IpHeader,
+    role: Role,
+) -> Option<(Arc<Endpoint>, Arc<Endpoint>)> {
+    let listening = Arc::clone(inner.kept.listeners.get(&listener)?);
+    let child = Endpoint::new(listening.inbox()?);
+    let mut state = child.state.lock();
+    state.role = role;
+    state.local = Some(SocketAddr::new(ip.addresses.destination(), port));
+    state.remote = Some(SocketAddr::new(ip.addresses.source(), ip.source_port));
+    let global = from.av.global;
+    state.route = Some(Route {
+        av: from.av,
+        remote_gid: global.map(|global| global.dgid).unwrap_or_default(),
+        local_gid: verbs_core::Gid::from(ip.addresses.destination()),
+        ..Route::default()
+    });
+    drop(state);
+    Some((listening, child))
 }
 
 fn failed(why: Failure) -> Told {

@@ -12,6 +12,7 @@ use crate::call::live::look;
 use crate::call::{Errno, number};
 use crate::qp;
 use crate::rdmacm::address::sockaddr::path_of;
+use crate::rdmacm::channel::arrival;
 use crate::rdmacm::channel::{self, inbox_of};
 use crate::rdmacm::id::{self, Id};
 use crate::rdmacm::manager::endpoint::{
@@ -103,7 +104,7 @@ fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<To
     };
     endpoint.set_role(Role::Active { conn, reply });
     let Some(own_qp) = own_qp else {
-        return Ok(Some(manager.with(|inner, _| inner.reply(conn))));
+        return Ok(Some(manager.with(|inner, _| arrival::reply(inner, conn))));
     };
     let attrs = manager.with(|inner, _| inner.cm.qp_attrs(conn));
     for attr in attrs.into_iter().flatten() {

@@ -4,12 +4,13 @@ pub(in crate::rdmacm) mod streams;
 
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
+use futures::executor::block_on;
 use verbs_abi::rdmacm::{CmId, ConnParam};
 use verbs_cm::wire::{IpHeader, IpPair, PortSpace, RejectReason, SidrStatus, Transport};
-use verbs_cm::{Accept, Connect, Listen, Resolve, Resolved, Route, UDP_QKEY};
-use verbs_core::host::message::{NotListening, Service};
+use verbs_cm::{Accept, Connect, HostClaim, Listen, Resolve, Resolved, Route, UDP_QKEY};
+use verbs_core::host::message::NotListening;
 use verbs_core::mad::{Bits, Blob};
 use verbs_core::{Error, QKey, QpAttr, QpState, Qpn};
 
@@ -20,7 +21,7 @@ use crate::rdmacm::channel;
 use crate::rdmacm::channel::taken::{self, complete};
 use crate::rdmacm::id::life;
 use crate::rdmacm::id::{Id, UD, XRC_RECV, XRC_SEND};
-use crate::rdmacm::manager::endpoint::{Claim, Reply, Role, State, service};
+use crate::rdmacm::manager::endpoint::{Reply, Role, State, service};
 use crate::rdmacm::manager::{Inner, Manager, manager};
 use crate::rdmacm::qp;
 
@@ -140,7 +141,7 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
             let is_free = state
                 .binding
                 .as_ref()
-                .is_some_and(|binding| inner.ports.listen(binding));
+                .is_some_and(|binding| inner.kept.ports.listen(binding));
             if !is_free {
                 return Err(Errno(libc::EADDRINUSE));
             }
@@ -159,7 +160,10 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
                 .cm
                 .listen(listen)
                 .map_err(|_| Errno(libc::EADDRINUSE))?;
-            inner.listeners.insert(listener, Arc::clone(&id.endpoint));
+            inner
+                .kept
+                .listeners
+                .insert(listener, Arc::clone(&id.endpoint));
             state.role = Role::Listener(listener);
             Ok(0)
         })?;
@@ -175,30 +179,20 @@ fn claim(id: &Id) -> Result<c_int, Errno> {
         return Ok(0);
     };
     let ip = local.ip().to_canonical();
-    let service = Service {
-        id: service(id.space, local).0,
-        addr: (!stands_for_any(&manager.addresses(), ip)).then_some(ip),
-    };
-    let (sender, answer) = mpsc::channel();
-    ports.listen(
-        service,
-        Box::new(move |result| {
-            let _ = sender.send(result);
-        }),
-    );
+    let addr = (!stands_for_any(&manager.addresses(), ip)).then_some(ip);
     // The engine's thread receives the answer.
-    let result = answer.recv().unwrap_or(Err(NotListening::HostLost));
+    let result = block_on(HostClaim::new(ports, service(id.space, local), addr));
     manager.with(|inner, _| {
         let mut state = id.endpoint.state.lock();
         match result {
-            Ok(()) => {
-                state.claim = Some(Claim { ports, service });
+            Ok(claim) => {
+                state.claim = Some(claim);
                 Ok(0)
             }
             Err(why) => {
                 if let Role::Listener(listener) = state.role {
                     let _ = inner.cm.unlisten(listener);
-                    inner.listeners.remove(&listener);
+                    inner.kept.listeners.remove(&listener);
                     state.role = Role::Idle;
                 }
                 Err(match why {
@@ -255,7 +249,7 @@ fn request(
     };
     let connect = connect.ip(&header, blob(&wish.private_data)?);
     let conn = inner.cm.connect(now, connect).map_err(|_| Errno::NOMEM)?;
-    inner.conns.insert(conn, Arc::clone(&id.endpoint));
+    inner.kept.conns.insert(conn, Arc::clone(&id.endpoint));
     state.role = Role::Active {
         conn,
         reply: Reply::Awaited,
@@ -275,7 +269,10 @@ fn ask(
     let resolve =
         Resolve::new(service(id.space, remote), route).ip(&header, blob(&wish.private_data)?);
     let question = inner.cm.resolve(now, &resolve).map_err(|_| Errno::NOMEM)?;
-    inner.questions.insert(question, Arc::clone(&id.endpoint));
+    inner
+        .kept
+        .questions
+        .insert(question, Arc::clone(&id.endpoint));
     state.role = Role::Asking(question);
     Ok(())
 }
@@ -412,7 +409,7 @@ pub(crate) unsafe extern "C" fn reject(id: *mut CmId, data: *const c_void, lengt
             Role::Passive { conn, .. } => {
                 let (reason, data) = (RejectReason::Consumer, blob(&data)?);
                 let rejected = inner.cm.reject(now, conn, reason, &[], data);
-                inner.conns.remove(&conn);
+                inner.kept.conns.remove(&conn);
                 rejected.map_err(|_| Errno::INVAL)
             }
             Role::Asked(question) => {

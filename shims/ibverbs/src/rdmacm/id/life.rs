@@ -78,22 +78,22 @@ fn forget(endpoint: &Arc<Endpoint>) {
             match role {
                 Role::Active { conn, .. } | Role::Passive { conn, .. } => {
                     let _ = inner.cm.destroy(now, conn);
-                    inner.conns.remove(&conn);
+                    inner.kept.conns.remove(&conn);
                 }
                 Role::Listener(listener) => {
                     let _ = inner.cm.unlisten(listener);
-                    inner.listeners.remove(&listener);
+                    inner.kept.listeners.remove(&listener);
                 }
                 Role::Asking(question) | Role::Asked(question) => {
                     let _ = inner.cm.forget(question);
-                    inner.questions.remove(&question);
+                    inner.kept.questions.remove(&question);
                 }
                 // A stream ended before.
                 Role::StreamListener | Role::Stream | Role::StreamAsked { .. } => {}
                 Role::Idle | Role::Over => {}
             }
             if let Some(binding) = binding {
-                inner.ports.give_back(binding);
+                inner.kept.ports.give_back(binding);
             }
         }
     });

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use verbs_abi::rdmacm as abi;
 use verbs_cm::wire::{PortSpace, ServiceId};
-use verbs_cm::{ConnId, ListenId, ResolveId, Route};
-use verbs_core::host::HostPorts;
-use verbs_core::host::message::Service;
+use verbs_cm::{ConnId, HostClaim, ListenId, ResolveId, Route};
 use verbs_core::{Av, Gid, Psn, QpAttr};
 
 use crate::call::live::Unacknowledged;
@@ -36,7 +34,7 @@ pub(in crate::rdmacm) struct State {
     /// Its port number.
     pub(in crate::rdmacm) binding: Option<Binding>,
     /// A listener's number on the host, where other processes share the number space.
-    pub(in crate::rdmacm) claim: Option<Claim>,
+    pub(in crate::rdmacm) claim: Option<HostClaim>,
     pub(in crate::rdmacm) local: Option<SocketAddr>,
     pub(in crate::rdmacm) remote: Option<SocketAddr>,
     pub(in crate::rdmacm) route: Option<Route>,
@@ -45,19 +43,6 @@ pub(in crate::rdmacm) struct State {
     pub(in crate::rdmacm) options: Options,
     /// Its end of a connection that the device makes itself; its port number is that one's.
     pub(in crate::rdmacm) stream: Option<Arc<Stream>>,
-}
-
-/// A service that this process offers on its host; withdrawn when it is dropped.
-#[derive(Debug)]
-pub(in crate::rdmacm) struct Claim {
-    pub(in crate::rdmacm) ports: Arc<dyn HostPorts>,
-    pub(in crate::rdmacm) service: Service,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.ports.unlisten(self.service);
-    }
 }
 
 /// The role of an id for the connection manager.

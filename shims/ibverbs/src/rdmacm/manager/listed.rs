@@ -32,12 +32,12 @@ pub(crate) fn publish(hca: &Arc<Hca>) -> Option<Arc<Published>> {
 
 /// The connections that messages have made and that are there. Those over TCP the device knows itself.
 fn connections() -> Vec<ConnectionInfo> {
-    existing().map_or_else(Vec::new, |manager| established(&manager.inner.lock()))
+    existing().map_or_else(Vec::new, |manager| manager.driver.look(established))
 }
 
 fn established(inner: &Inner) -> Vec<ConnectionInfo> {
     let is_there = |conn: &ConnId| inner.cm.state(*conn) == Some(State::Established);
-    let all = inner.conns.iter().filter(|(conn, _)| is_there(conn));
+    let all = inner.kept.conns.iter().filter(|(conn, _)| is_there(conn));
     let known = all.filter_map(|(&conn, endpoint)| {
         let state = endpoint.state.lock();
         Some(ConnectionInfo {

@@ -1,12 +1,11 @@
-//! The connection manager of this process: the state machine of `verbs-cm`, attached to the port's service for management
-//! datagrams, and the ids that its connections belong to. On a device that makes connections itself the machine has
+//! The connection manager of this process: the state machine of `verbs-cm` with its driver, and the ids that its connections
+//! belong to. On a device that makes connections itself the machine has
 //! nothing to do; see `streams`.
 //!
 //! It owns no queue pair: as in librdmacm, the program's own calls change the state of queue pairs, when it connects,
 //! accepts, takes an event and disconnects. Requests of the machine in between are answered at once: an accepted queue
 //! pair is in RTS before the peer confirms, and one whose peer is gone goes to ERR when the program disconnects it.
 
-pub(in crate::rdmacm) mod carrier;
 pub(in crate::rdmacm) mod endpoint;
 mod listed;
 
@@ -14,22 +13,21 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ptr::null_mut;
 use std::sync::{Arc, Once, OnceLock, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
+use hca_sim::clock::Clock;
 use parking_lot::Mutex;
 use verbs_abi as abi;
+use verbs_cm::driver::{self, Attached, Driver, Owner, port_of};
 use verbs_cm::sa::SaClient;
-use verbs_cm::{Cm, Config, ConnId, ListenId, Port, ResolveId, Watch};
+use verbs_cm::{Config, ConnId, ListenId, Port, ResolveId, Watch};
 use verbs_core::cm::CmBinder;
-use verbs_core::event::{EventWatcher, Undelivered};
 use verbs_core::host::HostPorts;
-use verbs_core::mad::{
-    Address, Class, Delivery, MadBytes, MadClient, MadService, Method, PortInfo, TimeCode,
-};
+use verbs_core::mad::{MadService, PortInfo};
 use verbs_core::time;
-use verbs_core::{AsyncEvent, Device, DeviceCap, QpState, Seed, collect, defer};
+use verbs_core::{Device, QpState, Seed};
 
 use crate::call::Errno;
 use crate::call::live::look;
@@ -37,7 +35,7 @@ use crate::device::open;
 use crate::device::{self, Network, PORT};
 use crate::memory;
 use crate::rdmacm::address::ports::Ports;
-use crate::rdmacm::manager::carrier::Carrier;
+use crate::rdmacm::channel::arrival::arrival;
 use crate::rdmacm::manager::endpoint::{Endpoint, Reply, Role, What};
 use crate::srq::xrcd::open_xrcd;
 
@@ -53,13 +51,12 @@ const LEAVES: Duration = Duration::from_millis(50);
 
 /// The connection manager of the device's port.
 pub(in crate::rdmacm) struct Manager {
-    carrier: Carrier,
-    /// Never held while anything is reported or sent.
-    inner: Mutex<Inner>,
+    driver: Driver<Self>,
+    /// What binds endpoints, where the device makes connections itself.
+    binder: Option<CmBinder>,
     /// The open device that ids are on, and the domain of ids that name none.
     verbs: *mut abi::Context,
     pd: *mut abi::Pd,
-    peers: Arc<Peers>,
     device: Device,
     /// The subnet's administrator, once an id has asked for a path.
     administrator: OnceLock<SaClient>,
@@ -87,26 +84,15 @@ fn limits(watch: Option<Watch>) -> Config {
     }
 }
 
-/// The state that the lock guards.
-pub(in crate::rdmacm) struct Inner {
-    pub(in crate::rdmacm) cm: Cm,
+/// What the lock guards. Never held while anything is reported or sent.
+pub(in crate::rdmacm) type Inner = driver::Inner<Manager>;
+
+/// What it guards beside the machine.
+pub(in crate::rdmacm) struct Kept {
     pub(in crate::rdmacm) ports: Ports,
     pub(in crate::rdmacm) conns: BTreeMap<ConnId, Arc<Endpoint>>,
     pub(in crate::rdmacm) listeners: BTreeMap<ListenId, Arc<Endpoint>>,
     pub(in crate::rdmacm) questions: BTreeMap<ResolveId, Arc<Endpoint>>,
-    /// The port as the machine knows it.
-    port: Arc<PortInfo>,
-    /// A thread is handling the outputs, including those that others cause in the meantime.
-    busy: bool,
-    /// When the timer next wakes the manager.
-    alarm: Option<time::Instant>,
-}
-
-/// Outputs of the machine.
-#[derive(Default)]
-struct Batch {
-    mads: Vec<(Address, MadBytes)>,
-    arrivals: Vec<(Arc<Endpoint>, What)>,
 }
 
 /// The connection manager, opened by the first caller.
@@ -161,30 +147,13 @@ impl Manager {
         let made = device::hca()?;
         let device = made.hca.open().wait()?;
         let (verbs, pd) = shown_device()?;
-        let peers = Arc::<Peers>::default();
-        let carrier = if made.network == Network::Iwarp {
+        let way = if made.network == Network::Iwarp {
             // SAFETY: opened just now, and never closed. Endpoints are of the device that queue pairs are on.
             let context = unsafe { look::<device::Context, _>(verbs) }?;
-            Carrier::Verbs {
-                binder: context.device.cm_binder(),
-                port: Arc::new(block_on(PortInfo::read(device.target(), PORT))?),
-                clock: made.clock,
-            }
+            let port = Arc::new(block_on(PortInfo::read(device.target(), PORT))?);
+            Way::Verbs(context.device.cm_binder(), port, made.clock)
         } else {
-            let service = block_on(MadService::of(&device, PORT))?;
-            let client: Arc<dyn MadClient> = Arc::<Peers>::clone(&peers);
-            let version = verbs_cm::wire::CLASS_VERSION;
-            let agent =
-                service.register(Class::CM, version, &[Method::SEND], Arc::downgrade(&client));
-            // Another manager in this process has it; this library makes none.
-            let agent = agent.map_err(|_| Errno::BUSY)?;
-            Carrier::Mads { service, agent }
-        };
-        let info = carrier.port();
-        let ports = Ports::new(carrier.now().as_nanos() ^ u64::from(std::process::id()) << 20);
-        let number = match &carrier {
-            Carrier::Mads { agent, .. } => agent.id().number(),
-            Carrier::Verbs { .. } => 0,
+            Way::Messages(block_on(MadService::of(&device, PORT))?)
         };
         // A simulated device, whose runs repeat, says a number.
         let simulated = device.target().provider_of().seed();
@@ -193,35 +162,42 @@ impl Manager {
             silence: made.keepalive,
             ..Watch::default()
         });
-        let machine = Cm::new(limits(watch), port_of(&info), number, seed);
-        let watcher: Arc<dyn EventWatcher> = Arc::<Peers>::clone(&peers);
-        device.target().watch_events(&watcher);
-        let manager = Arc::new(Self {
-            inner: Mutex::new(Inner {
-                cm: machine,
-                ports,
+        let manager = Arc::new_cyclic(|weak: &Weak<Self>| {
+            let (below, weak) = (device.target(), Weak::clone(weak));
+            let (attached, binder) = match way {
+                Way::Messages(service) => (Attached::to(service, below, weak), None),
+                Way::Verbs(binder, port, clock) => {
+                    let now = move || clock.now();
+                    (Attached::to_none(port, now, below, weak), Some(binder))
+                }
+            };
+            let start = attached.now().as_nanos() ^ u64::from(std::process::id()) << 20;
+            let kept = Kept {
+                ports: Ports::new(start),
                 conns: BTreeMap::new(),
                 listeners: BTreeMap::new(),
                 questions: BTreeMap::new(),
-                port: info,
-                busy: false,
-                alarm: None,
-            }),
-            carrier,
-            verbs,
-            pd,
-            peers,
-            device,
-            administrator: OnceLock::new(),
-            xrcd: OnceLock::new(),
+            };
+            Self {
+                driver: attached.drive(limits(watch), seed, kept),
+                binder,
+                verbs,
+                pd,
+                device,
+                administrator: OnceLock::new(),
+                xrcd: OnceLock::new(),
+            }
         });
-        let _ = manager.peers.0.set(Arc::downgrade(&manager));
-        Ok(manager)
+        match manager.driver.attached().refused() {
+            None => Ok(manager),
+            // Another manager in this process has the messages; this library makes none.
+            Some(_) => Err(Errno::BUSY),
+        }
     }
 
     /// What binds endpoints, where the device makes connections itself.
     pub(in crate::rdmacm) fn binder(&self) -> Option<&CmBinder> {
-        self.carrier.binder()
+        self.binder.as_ref()
     }
 
     /// The open device that ids are on.
@@ -236,12 +212,12 @@ impl Manager {
 
     /// The known state of the port.
     pub(in crate::rdmacm) fn port(&self) -> Port {
-        port_of(&self.carrier.port())
+        port_of(&self.driver.attached().port())
     }
 
     /// The attributes of the device.
     pub(in crate::rdmacm) fn device(&self) -> Arc<verbs_core::DeviceAttr> {
-        Arc::clone(&self.carrier.port().device)
+        Arc::clone(&self.driver.attached().port().device)
     }
 
     /// What knows the paths of the subnet.
@@ -276,14 +252,17 @@ impl Manager {
 
     /// The addresses of the port.
     pub(in crate::rdmacm) fn addresses(&self) -> Vec<IpAddr> {
-        let info = self.carrier.port();
+        let info = self.driver.attached().port();
         let address = |(_, gid): &(u16, verbs_core::Gid)| IpAddr::from(*gid).to_canonical();
         info.gids.iter().map(address).collect()
     }
 
-    /// The port numbers that are shared with other processes, if they are.
+    /// The port numbers that are shared with other processes, if they are. Those of TCP are the system's.
     pub(in crate::rdmacm) fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
-        self.carrier.host_ports()
+        match &self.binder {
+            None => self.device.target().provider_of().host_ports(),
+            Some(_) => None,
+        }
     }
 
     /// Calls the machine, and handles its outputs.
@@ -291,46 +270,7 @@ impl Manager {
         self: &Arc<Self>,
         call: impl FnOnce(&mut Inner, time::Instant) -> R,
     ) -> R {
-        collect(|| {
-            let result = {
-                let mut inner = self.inner.lock();
-                // Under the lock, so that the machine's time does not run backwards.
-                let now = self.carrier.now();
-                let port = self.carrier.port();
-                if !Arc::ptr_eq(&port, &inner.port) {
-                    inner.cm.port_changed(port_of(&port));
-                    inner.port = port;
-                }
-                call(&mut inner, now)
-            };
-            self.pump();
-            result
-        })
-    }
-
-    /// Handles the outputs until there are none.
-    fn pump(self: &Arc<Self>) {
-        loop {
-            let batch = {
-                let mut inner = self.inner.lock();
-                if inner.busy {
-                    return;
-                }
-                let now = self.carrier.now();
-                let Some(batch) = inner.outputs(now) else {
-                    return self.set_alarm(&mut inner);
-                };
-                inner.busy = true;
-                batch
-            };
-            if !batch.mads.is_empty() {
-                self.carrier.send(batch.mads);
-            }
-            for (endpoint, what) in batch.arrivals {
-                endpoint.tell(what);
-            }
-            self.inner.lock().busy = false;
-        }
+        driver::with(self, call)
     }
 
     /// As [`Manager::with`], and what it sends has left when this returns, as the kernel has it: the program may end at once
@@ -348,35 +288,14 @@ impl Manager {
     fn flush(&self, patience: Duration) {
         let late = Instant::now() + patience;
         let nap = || std::thread::sleep(Duration::from_millis(1));
-        while self.inner.lock().busy && Instant::now() < late {
+        while self.driver.is_busy() && Instant::now() < late {
             nap();
         }
-        let mut drained = std::pin::pin!(self.carrier.drained());
+        let mut drained = std::pin::pin!(self.driver.drained());
         let mut cx = Context::from_waker(Waker::noop());
         while drained.as_mut().poll(&mut cx) == Poll::Pending && Instant::now() < late {
             nap();
         }
-    }
-
-    /// Sets the timer to the machine's next deadline.
-    fn set_alarm(self: &Arc<Self>, inner: &mut Inner) {
-        let (Some(due), Some(timer)) = (inner.cm.poll_timeout(), self.carrier.timer()) else {
-            return;
-        };
-        if inner.alarm.is_some_and(|alarm| alarm <= due) {
-            return;
-        }
-        inner.alarm = Some(due);
-        timer.wake_at(due, Waker::from(Arc::new(Alarm(Arc::downgrade(self), due))));
-    }
-
-    fn timeout(self: &Arc<Self>, set: time::Instant) {
-        self.with(|inner, now| {
-            if inner.alarm == Some(set) {
-                inner.alarm = None;
-            }
-            inner.cm.handle_timeout(now);
-        });
     }
 }
 
@@ -403,39 +322,43 @@ fn shown_device() -> Result<(*mut abi::Context, *mut abi::Pd), Errno> {
     }
 }
 
-impl Inner {
-    /// Takes the waiting outputs; `None` when there are none.
-    fn outputs(&mut self, now: time::Instant) -> Option<Batch> {
-        let mut batch = Batch::default();
+impl Owner for Manager {
+    type Kept = Kept;
+    type Output = (Arc<Endpoint>, What);
+
+    fn driver(&self) -> &Driver<Self> {
+        &self.driver
+    }
+
+    fn take(inner: &mut Inner, now: time::Instant, told: &mut Vec<Self::Output>) {
         loop {
-            let before = batch.arrivals.len();
+            let before = told.len();
             let mut answered = false;
-            while let Some(change) = self.cm.poll_qp_change() {
-                match self.is_due_here(change.conn, change.attr.state) {
+            while let Some(change) = inner.cm.poll_qp_change() {
+                match inner.kept.is_due_here(change.conn, change.attr.state) {
                     Due::ByProgram => {}
-                    Due::Reply(endpoint) => {
-                        batch.arrivals.push((endpoint, What::Reply(change.conn)));
-                    }
+                    Due::Reply(endpoint) => told.push((endpoint, What::Reply(change.conn))),
                     Due::Done => {
-                        self.cm.qp_modified(now, change.conn, Ok(()));
+                        inner.cm.qp_modified(now, change.conn, Ok(()));
                         answered = true;
                     }
                 }
             }
-            while let Some(event) = self.cm.poll_event() {
-                batch.arrivals.extend(self.arrival(now, event));
+            while let Some(event) = inner.cm.poll_event() {
+                told.extend(arrival(inner, now, event));
             }
-            if !answered && batch.arrivals.len() == before {
+            if !answered && told.len() == before {
                 break;
             }
         }
-        batch
-            .mads
-            .extend(std::iter::from_fn(|| self.cm.poll_transmit()));
-        let is_empty = batch.mads.is_empty() && batch.arrivals.is_empty();
-        (!is_empty).then_some(batch)
     }
 
+    fn tell(self: &Arc<Self>, (endpoint, what): Self::Output) {
+        endpoint.tell(what);
+    }
+}
+
+impl Kept {
     /// A modify that the machine requests: says whether the program makes it in a call, has made it, or makes it later.
     fn is_due_here(&self, conn: ConnId, state: Option<QpState>) -> Due {
         let Some(endpoint) = self.conns.get(&conn) else {
@@ -469,6 +392,14 @@ impl Inner {
     }
 }
 
+/// How peers are reached.
+enum Way {
+    /// By messages of the connection manager.
+    Messages(MadService),
+    /// By the device's own verbs, as iWARP has it.
+    Verbs(CmBinder, Arc<PortInfo>, Clock),
+}
+
 /// Where a modify is made.
 enum Due {
     /// By the program, in a current or later call.
@@ -477,60 +408,4 @@ enum Due {
     Reply(Arc<Endpoint>),
     /// It is made, or not needed.
     Done,
-}
-
-/// The port as the machine sees it.
-fn port_of(info: &PortInfo) -> Port {
-    Port {
-        number: info.number,
-        ca_guid: info.device.node_guid,
-        link_layer: info.port.link_layer,
-        lid: info.port.lid,
-        gids: info.gids.clone(),
-        mtu: info.port.active_mtu,
-        ack_delay: TimeCode::new(info.device.local_ca_ack_delay),
-        // librdmacm has no call for alternate paths; those of peers are taken.
-        migrates: info.device.caps.contains(DeviceCap::AUTO_PATH_MIG),
-    }
-}
-
-/// Input from peers: datagrams, and the network's report that one was refused.
-#[derive(Default)]
-struct Peers(OnceLock<Weak<Manager>>);
-
-impl Peers {
-    fn manager(&self) -> Option<Arc<Manager>> {
-        self.0.get()?.upgrade()
-    }
-}
-
-impl MadClient for Peers {
-    fn deliver(&self, delivery: Delivery) {
-        // The manager only sends datagrams that no response belongs to.
-        if let (Some(manager), Delivery::Request { from, mad, .. }) = (self.manager(), delivery) {
-            manager.with(|inner, now| inner.cm.handle(now, from, &mad));
-        }
-    }
-}
-
-impl EventWatcher for Peers {
-    fn event(&self, _event: AsyncEvent) {}
-
-    fn undelivered(&self, mad: Undelivered) {
-        if let Some(manager) = self.manager() {
-            manager.with(|inner, now| inner.cm.undelivered(now, mad.dgid, mad.tid));
-        }
-    }
-}
-
-/// Wakes the connection manager; does not keep it alive.
-struct Alarm(Weak<Manager>, time::Instant);
-
-impl Wake for Alarm {
-    fn wake(self: Arc<Self>) {
-        if let Some(manager) = self.0.upgrade() {
-            let set = self.1;
-            defer(move || manager.timeout(set));
-        }
-    }
 }
