@@ -23,7 +23,7 @@ const TYPES: &[(&str, &str, usize, usize)] = &[
     ("hca-sim", "port::Port", 40, 3),
     ("hca-sim", "port::streams::endpoint::CmEnd", 40, 3),
     ("hca-sim", "post::send::SendPoster", 40, 6),
-    ("hca-sim", "qp::QueuePair", 80, 4),
+    ("hca-sim", "qp::QueuePair", 40, 4),
     ("hca-sim", "queue::cq::CqRing", 40, 3),
     ("hca-sim", "transport::rc::responder::Responder", 40, 4),
     ("ulp-ipoib", "link::Core", 50, 5),

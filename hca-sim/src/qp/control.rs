@@ -45,9 +45,9 @@ fn check_depth(attr: Attr, wanted: Option<u32>, ring: Option<Filled>) -> Result<
 /// [`Error::NoMemory`].
 pub(super) fn visited(qp: &QueuePair, attr: &QpAttr) -> Result<(), Error> {
     let _links = qp.port.link.lock();
-    qp.allocate(QpState::Init)?;
+    allocate(qp, QpState::Init)?;
     // Nothing is taken away, so no thread is waited for.
-    let _ = qp.apply(QpState::Reset, QpState::Rts, attr);
+    let _ = apply(qp, QpState::Reset, QpState::Rts, attr);
     Ok(())
 }
 
@@ -65,14 +65,13 @@ impl QueuePair {
         let change = command.attr;
         let from = self.state();
         let to = change.state.unwrap_or(from);
-        let checked = self
-            .may_change()
+        let checked = may_change(self)
             .and_then(|()| check::check(self.qp_type, from, to, &change))
-            .and_then(|()| self.check_connection(from, to))
+            .and_then(|()| check_connection(self, from, to))
             .and_then(|()| self.port.features.check_modify(from, &change))
             .and_then(|()| self.port.check_path(&change))
             .and_then(|()| migration::check_migration(self, &change));
-        let checked = checked.and_then(|()| self.allocate(to));
+        let checked = checked.and_then(|()| allocate(self, to));
         if let Err(error) = checked {
             drop(links);
             return command.complete(Err(error));
@@ -82,25 +81,24 @@ impl QueuePair {
                 && matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd);
         if !takes_away {
             // Nothing is taken away, so no thread is waited for.
-            let _ = self.apply(from, to, &change).and(self.repair(&links));
+            let _ = apply(self, from, to, &change).and(self.repair(&links));
             drop(links);
             command.complete(Ok(()));
             migration::tell_migrated(self, &change);
-            return self.wake_both();
+            return wake_both(self);
         }
         // Pending comes first: if its limit refuses the verb, nothing has been done.
         let Some((_, pending)) = command.pend() else {
             return;
         };
         let before = self.control.lock().attr();
-        let touched = self
-            .apply(from, to, &change)
-            .and(pairing::repair_after(self, &links, &before));
+        let touched =
+            apply(self, from, to, &change).and(pairing::repair_after(self, &links, &before));
         self.control.lock().finish.push(Finish::Modify(pending));
         self.worker.owes.set();
         self.close(links, touched);
         migration::tell_migrated(self, &change);
-        self.wake_both();
+        wake_both(self);
     }
 
     /// Changes that take nothing away, without a verb.
@@ -110,8 +108,8 @@ impl QueuePair {
         for change in changes {
             let (from, to) = (self.state(), change.state.unwrap_or(self.state()));
             check::check(self.qp_type, from, to, change).expect("a model makes legal changes");
-            self.allocate(to).expect("a model has memory");
-            let _ = self.apply(from, to, change).and(self.repair(&links));
+            allocate(self, to).expect("a model has memory");
+            let _ = apply(self, from, to, change).and(self.repair(&links));
         }
     }
 
@@ -131,23 +129,14 @@ impl QueuePair {
     /// Goes to ERR for a reason that a completion or an event reports; `false` if it is in RESET or ERR.
     pub(crate) fn fail(self: &Arc<Self>) -> bool {
         let links = self.port.link.lock();
-        self.fail_under(links)
+        fail_under(self, links)
     }
 
     /// The same, for a reason of before: not if it was reset in the meantime.
     pub(crate) fn fail_since(self: &Arc<Self>, resets: u32) -> bool {
         let links = self.port.link.lock();
         // Counted under that lock.
-        self.resets() == resets && self.fail_under(links)
-    }
-
-    fn fail_under(self: &Arc<Self>, links: MutexGuard<'_, Links>) -> bool {
-        if matches!(self.state(), QpState::Reset | QpState::Err) {
-            return false;
-        }
-        let touched = self.take_away(&links, 0);
-        self.close(links, touched);
-        true
+        self.resets() == resets && fail_under(self, links)
     }
 
     /// Its send queue goes to SQE for a reason that a completion reports; receives continue.
@@ -156,7 +145,7 @@ impl QueuePair {
         if self.state() != QpState::Rts && self.state() != QpState::Sqd {
             return;
         }
-        let touched = self.set_state(QpState::Sqe, 0);
+        let touched = set_state(self, QpState::Sqe, 0);
         self.close(links, touched);
     }
 
@@ -192,65 +181,12 @@ impl QueuePair {
     pub(crate) fn resize(&self, command: Command<'_, ResizeQp>) {
         // Allocates the rings under the same lock, so that they have either the old sizes or the new ones.
         let links = self.port.link.lock();
-        let resized = self.may_change().and_then(|()| self.change_cap(&command));
+        let resized = may_change(self).and_then(|()| change_cap(self, &command));
         drop(links);
         if let Ok(cap) = &resized {
             command.target().resized(cap);
         }
         command.complete(resized);
-    }
-
-    fn change_cap(&self, change: &ResizeQp) -> Result<QpCap, Error> {
-        let mut cap = self.cap.get();
-        if change.max_recv_wr.is_some() && (self.srq.is_some() || self.qp_type == QpType::XrcSend) {
-            let why = if self.srq.is_some() {
-                Why::UsesSrq
-            } else {
-                Why::NoReceives
-            };
-            return Err(Error::Mismatch {
-                attr: Attr::MaxRecvWr,
-                why,
-            });
-        }
-        let sends = self.send_ring().map(|sends| Filled {
-            room: sends.room(),
-            outstanding: sends.outstanding(|at| self.send_cq.is_waiting(at)),
-        });
-        let recvs = self.recv_ring().map(|recvs| Filled {
-            room: recvs.room(),
-            outstanding: recvs.outstanding(),
-        });
-        check_depth(Attr::MaxSendWr, change.max_send_wr, sends)?;
-        check_depth(Attr::MaxRecvWr, change.max_recv_wr, recvs)?;
-        if change
-            .max_send_wr
-            .is_some_and(|depth| depth < cap.max_send_wr)
-        {
-            self.gate.shrunk.store(true, Release);
-        }
-        cap.max_send_wr = change.max_send_wr.unwrap_or(cap.max_send_wr);
-        cap.max_recv_wr = change.max_recv_wr.unwrap_or(cap.max_recv_wr);
-        self.cap.resize(&cap);
-        Ok(cap)
-    }
-
-    fn may_change(&self) -> Result<(), Error> {
-        match self.gate.word.tag() {
-            tag if tag & flag::REMOVED != 0 => Err(Error::DeviceRemoved),
-            tag if tag & flag::GONE != 0 => Err(Error::Closing),
-            _ => Ok(()),
-        }
-    }
-
-    /// Where streams carry messages, only a connection brings the stream and takes the queue pair to RTS.
-    fn check_connection(&self, from: QpState, to: QpState) -> Result<(), Error> {
-        let connects = from != to && (to == QpState::Rtr || from == QpState::Rtr);
-        if self.port.streams.is_some() && connects && to != QpState::Err && to != QpState::Reset {
-            let (attr, why) = (Attr::Qp, Why::NeedsConnection);
-            return Err(Error::Mismatch { attr, why });
-        }
-        Ok(())
     }
 
     /// From RESET or INIT to RTS for a connection: `attr` is what the two ends have agreed on. `ready` gives the queue
@@ -261,13 +197,13 @@ impl QueuePair {
         ready: impl FnOnce(&mut PacketQp),
     ) -> Result<(), Error> {
         let links = self.port.link.lock();
-        self.may_change()?;
+        may_change(self)?;
         let from = self.state();
         if !matches!(from, QpState::Reset | QpState::Init) {
             let (attr, why) = (Attr::Qp, Why::State);
             return Err(Error::Mismatch { attr, why });
         }
-        self.allocate(QpState::Init)?;
+        allocate(self, QpState::Init)?;
         let exchange = self.worker.exchange().ok_or(Error::DeviceFailed)?;
         ready(&mut exchange.lock());
         let mut attr = *attr;
@@ -276,85 +212,9 @@ impl QueuePair {
             attr.port = Some(PORT);
         }
         // Nothing is taken away, so no thread is waited for.
-        let _ = self.apply(from, QpState::Rts, &attr);
+        let _ = apply(self, from, QpState::Rts, &attr);
         drop(links);
         Ok(())
-    }
-
-    /// Allocates the rings when they are first needed.
-    fn allocate(&self, to: QpState) -> Result<(), Error> {
-        if to != QpState::Init || self.sends.get().is_some() {
-            return Ok(());
-        }
-        let slabs = &self.port.slabs;
-        let cap = self.cap.get();
-        let sends = SendRing::new(slabs, &cap, self.service())?;
-        let recvs = RecvRing::new(slabs, cap.max_recv_wr, cap.max_recv_sge)?;
-        let (sends, recvs) = (slabs.arc(sends)?, slabs.arc(recvs)?);
-        if self.port.streams.is_some() {
-            self.worker.set_exchange(PacketQp::over_stream()?);
-        } else if self.goes_as_packets() {
-            self.worker.set_exchange(PacketQp::new(self.qp_type, &cap)?);
-        }
-        // Under the lock of the link no other thread does this.
-        let _ = self.recvs.set(recvs);
-        let _ = self.sends.set(sends);
-        Ok(())
-    }
-
-    /// Takes over a change that has been checked. Returns which threads to wait for if it takes something away.
-    fn apply(&self, from: QpState, to: QpState, change: &QpAttr) -> Touched {
-        let mut control = self.control.lock();
-        let attr = control.attr.get_or_insert_default();
-        let migrates = migration::is_asked_for(attr, change);
-        attr.apply(change);
-        attr.state = Some(to);
-        attr.cur_state = None;
-        if migrates {
-            migration::swap_paths(attr);
-        }
-        if to == QpState::Reset {
-            // Its memory stays, for the next change.
-            **attr = QpAttr::default();
-            self.resets.fetch_add(1, AcqRel);
-            self.contacted.store(false, Relaxed);
-        }
-        if from != to {
-            control.tell_drained = to == QpState::Sqd && change.en_sqd_async_notify == Some(true);
-            control.tell_last_wqe = to == QpState::Err && self.srq.is_some();
-        }
-        control.tell_migrated |= migrates;
-        drop(control);
-        self.worker.owes.set();
-        self.changes.fetch_add(1, AcqRel);
-        if let Some(recvs) = self.recv_ring() {
-            if let Some(psn) = change.rq_psn {
-                recvs.expect(psn.value());
-            }
-            if let Some(code) = change.min_rnr_timer {
-                recvs.set_rnr_timer(code);
-            }
-        }
-        if let (Some(sends), Some(psn)) = (self.send_ring(), change.sq_psn) {
-            sends.set_psn(psn.value());
-        }
-        if from == to {
-            return Touched::NOBODY;
-        }
-        self.set_state(to, 0)
-    }
-
-    fn set_state(&self, to: QpState, flags: u32) -> Touched {
-        let keep = flag::GONE | flag::REMOVED;
-        let changed = self
-            .gate
-            .word
-            .update(|tag| Some(tag & keep | tag_of(to) | flags));
-        if let Some(managed) = self.port.managed.as_ref().filter(|_| self.is_special()) {
-            let attends = takes_packets(to) && self.gate.word.tag() & keep == 0;
-            managed.attend(self.qpn, attends);
-        }
-        changed.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 
     /// To ERR, from any state but RESET, where there is nothing to flush.
@@ -368,7 +228,7 @@ impl QueuePair {
             self.control.lock().tell_last_wqe = self.srq.is_some();
             self.worker.owes.set();
         }
-        let touched = self.set_state(to, flags);
+        let touched = set_state(self, to, flags);
         let before = self.control.lock().attr();
         touched.and(pairing::repair_after(self, links, &before))
     }
@@ -405,17 +265,8 @@ impl QueuePair {
             // A direct path that is made from now on has no thread to wait for.
             let _ = me.repair(&links);
             drop(links);
-            me.wake_both();
+            wake_both(&me);
         });
-    }
-
-    /// Both ends may continue now: a machine waited for the other to be ready.
-    fn wake_both(self: &Arc<Self>) {
-        let attr = self.control.lock().attr();
-        let peer = pairing::named_peer(&self.port.link.lock(), &attr).cloned();
-        for qp in peer.iter().chain([self]) {
-            qp.wake();
-        }
     }
 
     /// Continues with what waits, if anything does.
@@ -423,5 +274,152 @@ impl QueuePair {
         if self.send_ring().is_some_and(|sends| !sends.is_drained()) {
             self.kick();
         }
+    }
+}
+
+fn fail_under(qp: &Arc<QueuePair>, links: MutexGuard<'_, Links>) -> bool {
+    if matches!(qp.state(), QpState::Reset | QpState::Err) {
+        return false;
+    }
+    let touched = qp.take_away(&links, 0);
+    qp.close(links, touched);
+    true
+}
+
+fn change_cap(qp: &QueuePair, change: &ResizeQp) -> Result<QpCap, Error> {
+    let mut cap = qp.cap.get();
+    if change.max_recv_wr.is_some() && (qp.srq.is_some() || qp.qp_type == QpType::XrcSend) {
+        let why = if qp.srq.is_some() {
+            Why::UsesSrq
+        } else {
+            Why::NoReceives
+        };
+        return Err(Error::Mismatch {
+            attr: Attr::MaxRecvWr,
+            why,
+        });
+    }
+    let sends = qp.send_ring().map(|sends| Filled {
+        room: sends.room(),
+        outstanding: sends.outstanding(|at| qp.send_cq.is_waiting(at)),
+    });
+    let recvs = qp.recv_ring().map(|recvs| Filled {
+        room: recvs.room(),
+        outstanding: recvs.outstanding(),
+    });
+    check_depth(Attr::MaxSendWr, change.max_send_wr, sends)?;
+    check_depth(Attr::MaxRecvWr, change.max_recv_wr, recvs)?;
+    if change
+        .max_send_wr
+        .is_some_and(|depth| depth < cap.max_send_wr)
+    {
+        qp.gate.shrunk.store(true, Release);
+    }
+    cap.max_send_wr = change.max_send_wr.unwrap_or(cap.max_send_wr);
+    cap.max_recv_wr = change.max_recv_wr.unwrap_or(cap.max_recv_wr);
+    qp.cap.resize(&cap);
+    Ok(cap)
+}
+
+fn may_change(qp: &QueuePair) -> Result<(), Error> {
+    match qp.gate.word.tag() {
+        tag if tag & flag::REMOVED != 0 => Err(Error::DeviceRemoved),
+        tag if tag & flag::GONE != 0 => Err(Error::Closing),
+        _ => Ok(()),
+    }
+}
+
+/// Where streams carry messages, only a connection brings the stream and takes the queue pair to RTS.
+fn check_connection(qp: &QueuePair, from: QpState, to: QpState) -> Result<(), Error> {
+    let connects = from != to && (to == QpState::Rtr || from == QpState::Rtr);
+    if qp.port.streams.is_some() && connects && to != QpState::Err && to != QpState::Reset {
+        let (attr, why) = (Attr::Qp, Why::NeedsConnection);
+        return Err(Error::Mismatch { attr, why });
+    }
+    Ok(())
+}
+
+/// Allocates the rings when they are first needed.
+fn allocate(qp: &QueuePair, to: QpState) -> Result<(), Error> {
+    if to != QpState::Init || qp.sends.get().is_some() {
+        return Ok(());
+    }
+    let slabs = &qp.port.slabs;
+    let cap = qp.cap.get();
+    let sends = SendRing::new(slabs, &cap, qp.service())?;
+    let recvs = RecvRing::new(slabs, cap.max_recv_wr, cap.max_recv_sge)?;
+    let (sends, recvs) = (slabs.arc(sends)?, slabs.arc(recvs)?);
+    if qp.port.streams.is_some() {
+        qp.worker.set_exchange(PacketQp::over_stream()?);
+    } else if qp.goes_as_packets() {
+        qp.worker.set_exchange(PacketQp::new(qp.qp_type, &cap)?);
+    }
+    // Under the lock of the link no other thread does this.
+    let _ = qp.recvs.set(recvs);
+    let _ = qp.sends.set(sends);
+    Ok(())
+}
+
+/// Takes over a change that has been checked. Returns which threads to wait for if it takes something away.
+fn apply(qp: &QueuePair, from: QpState, to: QpState, change: &QpAttr) -> Touched {
+    let mut control = qp.control.lock();
+    let attr = control.attr.get_or_insert_default();
+    let migrates = migration::is_asked_for(attr, change);
+    attr.apply(change);
+    attr.state = Some(to);
+    attr.cur_state = None;
+    if migrates {
+        migration::swap_paths(attr);
+    }
+    if to == QpState::Reset {
+        // Its memory stays, for the next change.
+        **attr = QpAttr::default();
+        qp.resets.fetch_add(1, AcqRel);
+        qp.contacted.store(false, Relaxed);
+    }
+    if from != to {
+        control.tell_drained = to == QpState::Sqd && change.en_sqd_async_notify == Some(true);
+        control.tell_last_wqe = to == QpState::Err && qp.srq.is_some();
+    }
+    control.tell_migrated |= migrates;
+    drop(control);
+    qp.worker.owes.set();
+    qp.changes.fetch_add(1, AcqRel);
+    if let Some(recvs) = qp.recv_ring() {
+        if let Some(psn) = change.rq_psn {
+            recvs.expect(psn.value());
+        }
+        if let Some(code) = change.min_rnr_timer {
+            recvs.set_rnr_timer(code);
+        }
+    }
+    if let (Some(sends), Some(psn)) = (qp.send_ring(), change.sq_psn) {
+        sends.set_psn(psn.value());
+    }
+    if from == to {
+        return Touched::NOBODY;
+    }
+    set_state(qp, to, 0)
+}
+
+fn set_state(qp: &QueuePair, to: QpState, flags: u32) -> Touched {
+    let keep = flag::GONE | flag::REMOVED;
+    let changed = qp
+        .gate
+        .word
+        .update(|tag| Some(tag & keep | tag_of(to) | flags));
+    if let Some(managed) = qp.port.managed.as_ref().filter(|_| qp.is_special()) {
+        let attends = takes_packets(to) && qp.gate.word.tag() & keep == 0;
+        managed.attend(qp.qpn, attends);
+    }
+    changed.map_or(Touched::NOBODY, |(_, touched)| touched)
+}
+
+/// Both ends may continue now: a machine waited for the other to be ready.
+fn wake_both(qp: &Arc<QueuePair>) {
+    let attr = qp.control.lock().attr();
+    let peer = pairing::named_peer(&qp.port.link.lock(), &attr).cloned();
+    for qp in peer.iter().chain([qp]) {
+        qp.wake();
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod stats;
 pub(crate) mod worker;
 
 use std::fmt;
+use std::ops::Deref;
 
 use verbs_core::mem::{Pin, TouchWord, Touched, Who};
 use verbs_core::qp::QpCore;
@@ -52,6 +53,25 @@ pub(crate) type Links = link::Links<QueuePair>;
 
 /// The part of a queue pair that all its users share.
 pub(crate) struct QueuePair {
+    record: Record,
+    pub(crate) worker: Worker,
+    pub(crate) control: Mutex<Control>,
+    pub(crate) me: Weak<Self>,
+}
+
+/// Whoever has a queue pair reads its record.
+impl Deref for QueuePair {
+    type Target = Record;
+
+    #[inline]
+    fn deref(&self) -> &Record {
+        &self.record
+    }
+}
+
+/// What posters, pollers and the peer read of a queue pair, without a lock. Control verbs change its words, under the lock of the
+/// link.
+pub(crate) struct Record {
     pub(crate) gate: SlabArc<QpWord>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -66,10 +86,7 @@ pub(crate) struct QueuePair {
     pub(crate) recv_cq: Arc<CqRing>,
     /// Where its receives come from, if not from its own queue.
     pub(crate) srq: Option<Arc<SharedReceives>>,
-    pub(crate) worker: Worker,
     counts: stats::QpCounts,
-    pub(crate) control: Mutex<Control>,
-    pub(crate) me: Weak<Self>,
     /// Allocated by the first transition to INIT.
     sends: OnceLock<SlabArc<SendRing>>,
     recvs: OnceLock<SlabArc<RecvRing>>,
@@ -157,72 +174,38 @@ fn state_of(tag: u32) -> QpState {
     QpState::ALL.get(number).copied().unwrap_or(QpState::Err)
 }
 
-impl Drop for QueuePair {
-    fn drop(&mut self) {
-        self.recv_cq.count_receiver(false);
-        if self.control.lock().low_latency {
-            self.port.low_latency.fetch_sub(1, Relaxed);
-        }
-    }
-}
-
-impl QueuePair {
-    /// A queue pair in RESET.
-    pub(crate) fn new(qpn: Qpn, init: Init) -> Arc<Self> {
-        let Init {
-            port,
-            qp_type,
-            pd,
-            cap,
-            sq_sig_all,
-            blocks_own_multicast,
-            low_latency,
-            send_cq,
-            recv_cq,
-            srq,
-        } = init;
-        recv_cq.count_receiver(true);
-        port.low_latency.fetch_add(u32::from(low_latency), Relaxed);
-        Arc::new_cyclic(|me| Self {
-            gate: port.slabs.arc_or_abort(QpWord {
+impl Record {
+    /// That of a queue pair in RESET.
+    fn new(qpn: Qpn, init: Init) -> Self {
+        Self {
+            gate: init.port.slabs.arc_or_abort(QpWord {
                 word: TouchWord::new(tag_of(QpState::Reset)),
                 asked: AtomicU8::new(0),
                 shrunk: AtomicBool::new(false),
             }),
             qpn,
-            qp_type,
-            pd,
-            cap: LiveCap::new(&cap),
-            sq_sig_all,
-            blocks_own_multicast,
-            port,
-            send_cq,
-            recv_cq,
-            srq,
-            worker: Worker::default(),
+            qp_type: init.qp_type,
+            pd: init.pd,
+            cap: LiveCap::new(&init.cap),
+            sq_sig_all: init.sq_sig_all,
+            blocks_own_multicast: init.blocks_own_multicast,
+            port: init.port,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
             counts: stats::QpCounts::default(),
-            control: Mutex::new(Control {
-                low_latency,
-                ..Control::default()
-            }),
-            me: Weak::clone(me),
             sends: OnceLock::new(),
             recvs: OnceLock::new(),
             resets: AtomicU32::new(0),
             changes: AtomicU32::new(0),
             contacted: AtomicBool::new(false),
             core: OnceLock::new(),
-        })
+        }
     }
 
     pub(crate) fn set_core(&self, core: &Arc<QpCore>) {
         // The queue pair is new, so this has not been set before.
         let _ = self.core.set(Arc::downgrade(core));
-    }
-
-    /// This queue pair, for callers that know no more of it than this trait.
-    pub(crate) fn events(self: &Arc<Self>) -> Arc<dyn QpEvents> {
-        Arc::clone(self) as Arc<dyn QpEvents>
     }
 
     /// This queue pair, for checks of memory.
@@ -279,22 +262,6 @@ impl QueuePair {
         self.changes.load(Acquire)
     }
 
-    /// The direct path to the peer, if both fit.
-    pub(crate) fn direct_path(&self) -> Option<SlabArc<DirectPath>> {
-        self.control
-            .lock()
-            .out
-            .clone()
-            .filter(|direct| direct.is_alive())
-    }
-
-    /// Brings the direct paths between this queue pair and its peer up to date.
-    pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
-        let attr = self.control.lock().attr();
-        let peer = pairing::named_peer(links, &attr);
-        pairing::repair_both(self, peer, links)
-    }
-
     /// Which threads may place messages on it.
     pub(crate) fn door(&self) -> Door {
         if self.state() == QpState::Rtr && !self.contacted.load(Acquire) {
@@ -304,19 +271,6 @@ impl QueuePair {
         } else {
             Door::Machine
         }
-    }
-
-    /// What is needed to scatter its inline CQEs, once it has been in INIT.
-    pub(crate) fn scatter(self: &Arc<Self>) -> Option<Scatter> {
-        let ring = self.recv_ring()?;
-        Some(Scatter {
-            qpn: self.qpn,
-            pd: self.pd,
-            entries: ring.entries.clone(),
-            ring: ring.clone(),
-            mrs: Arc::clone(&self.port.mrs),
-            qp: Arc::downgrade(self) as Weak<dyn QpEvents>,
-        })
     }
 
     /// Whether sends can be posted, and the state.
@@ -337,7 +291,7 @@ impl QueuePair {
         }
     }
 
-    /// As [`QueuePair::check_post_send`], valid until the pin is left.
+    /// As [`Record::check_post_send`], valid until the pin is left.
     pub(crate) fn enter_to_post_send(&self, pin: &Pin) -> Result<(), PostError> {
         loop {
             let tag = self.gate.word.tag();
@@ -351,7 +305,7 @@ impl QueuePair {
         }
     }
 
-    /// As [`QueuePair::check_post_recv`], valid until the pin is left.
+    /// As [`Record::check_post_recv`], valid until the pin is left.
     pub(crate) fn enter_to_post_recv(&self, pin: &Pin) -> Result<(), PostError> {
         loop {
             let tag = self.gate.word.tag();
@@ -397,6 +351,69 @@ fn refusal(tag: u32) -> Result<QpState, PostError> {
         return Err(PostError::Destroyed);
     }
     Ok(state_of(tag))
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.recv_cq.count_receiver(false);
+        if self.control.lock().low_latency {
+            self.port.low_latency.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl QueuePair {
+    /// A queue pair in RESET.
+    pub(crate) fn new(qpn: Qpn, init: Init) -> Arc<Self> {
+        let control = Control {
+            low_latency: init.low_latency,
+            ..Control::default()
+        };
+        init.recv_cq.count_receiver(true);
+        init.port
+            .low_latency
+            .fetch_add(u32::from(init.low_latency), Relaxed);
+        Arc::new_cyclic(|me| Self {
+            record: Record::new(qpn, init),
+            worker: Worker::default(),
+            control: Mutex::new(control),
+            me: Weak::clone(me),
+        })
+    }
+
+    /// This queue pair, for callers that know no more of it than this trait.
+    pub(crate) fn events(self: &Arc<Self>) -> Arc<dyn QpEvents> {
+        Arc::clone(self) as Arc<dyn QpEvents>
+    }
+
+    /// The direct path to the peer, if both fit.
+    pub(crate) fn direct_path(&self) -> Option<SlabArc<DirectPath>> {
+        self.control
+            .lock()
+            .out
+            .clone()
+            .filter(|direct| direct.is_alive())
+    }
+
+    /// Brings the direct paths between this queue pair and its peer up to date.
+    pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
+        let attr = self.control.lock().attr();
+        let peer = pairing::named_peer(links, &attr);
+        pairing::repair_both(self, peer, links)
+    }
+
+    /// What is needed to scatter its inline CQEs, once it has been in INIT.
+    pub(crate) fn scatter(self: &Arc<Self>) -> Option<Scatter> {
+        let ring = self.recv_ring()?;
+        Some(Scatter {
+            qpn: self.qpn,
+            pd: self.pd,
+            entries: ring.entries.clone(),
+            ring: ring.clone(),
+            mrs: Arc::clone(&self.port.mrs),
+            qp: Arc::downgrade(self) as Weak<dyn QpEvents>,
+        })
+    }
 }
 
 impl fmt::Debug for QueuePair {

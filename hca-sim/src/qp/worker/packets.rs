@@ -144,17 +144,17 @@ fn screened(
     };
     let path = &*path;
     let counters = &qp.port.counters;
-    let Some(pkey_index) = qp.admits(path, packet) else {
+    let Some(pkey_index) = admits(qp, path, packet) else {
         counters.bad_pkeys.up();
         qp.port.report(packet, false);
         return None;
     };
-    qp.look_at_qkey(path, packet);
+    look_at_qkey(qp, path, packet);
     if packet.head.opcode() == Opcode::CNP {
-        qp.slow_down(transport, now, effects);
+        slow_down(qp, transport, now, effects);
         return None;
     }
-    if !path.takes(packet.head.opcode().service()) || qp.is_other_end(packet) {
+    if !path.takes(packet.head.opcode().service()) || is_other_end(qp, packet) {
         counters.strangers.up();
         return None;
     }
@@ -214,36 +214,6 @@ impl QueuePair {
         })
     }
 
-    /// Whether completions can be pushed now. On a loopback link other threads may own the queues, or be losing them:
-    /// then there is a round as soon as that is over. A packet that arrives in the meantime is lost, which services
-    /// with answers make up for.
-    #[inline]
-    fn can_complete(
-        self: &Arc<Self>,
-        pin: &Pin,
-        named: Option<&XrcSrq>,
-        effects: &mut Effects,
-    ) -> bool {
-        self.port.is_wire() || self.may_push(pin, named, effects)
-    }
-
-    #[cold]
-    fn may_push(
-        self: &Arc<Self>,
-        pin: &Pin,
-        named: Option<&XrcSrq>,
-        effects: &mut Effects,
-    ) -> bool {
-        let named = named.map(|named| &named.cq);
-        let cqs = [Some(&self.send_cq), Some(&self.recv_cq), named];
-        let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
-        let refused = cqs.into_iter().flatten().find(refused);
-        if let Some(cq) = refused {
-            effects.wait_for(cq, self.events());
-        }
-        refused.is_none()
-    }
-
     /// What exchanges packets, with the attributes as they are now; `None` while a change takes something away.
     #[inline]
     pub(super) fn open_exchange(&self) -> Option<MutexGuard<'_, PacketQp>> {
@@ -264,7 +234,7 @@ impl QueuePair {
         let Some(mut exchange) = self.open_exchange() else {
             return false;
         };
-        if !self.is_from_peer(&mut exchange, packet, effects) {
+        if !is_from_peer(self, &mut exchange, packet, effects) {
             self.port.counters.strangers.up();
             return false;
         }
@@ -299,7 +269,7 @@ impl QueuePair {
         // Notifications are sent to the peer of a connection.
         *marked |= packet.tclass & ECN == CE && path.service != Service::Ud;
         let pin = pin();
-        if !self.can_complete(&pin, xrc_of(&named), effects) {
+        if !can_complete(self, &pin, xrc_of(&named), effects) {
             return false;
         }
         let Some(mut ends) = self.ends(&pin, path, now) else {
@@ -318,39 +288,6 @@ impl QueuePair {
             self.handle_more(&mut exchange, &mut machine, events, named.as_ref(), effects);
         }
         true
-    }
-
-    /// Whether a packet comes from where a connection's own packets go to. A datagram may come from any sender.
-    fn is_from_peer(
-        self: &Arc<Self>,
-        exchange: &mut PacketQp,
-        packet: &Incoming<'_>,
-        effects: &mut Effects,
-    ) -> bool {
-        let Some(path) = &exchange.path else {
-            return false;
-        };
-        if path.service == Service::Ud {
-            return true;
-        }
-        if path.migration.is_some() {
-            return migration::is_from_either(self, exchange, packet, effects);
-        }
-        let is_peer = |route: &Route| self.port.is_peer(route, packet);
-        exchange.route.as_ref().is_some_and(is_peer)
-    }
-
-    /// The peer reports that packets to it meet congestion.
-    fn slow_down(&self, transport: &mut transport::Machine, now: Instant, effects: &mut Effects) {
-        stats::record(self, Told::CNP, None, effects);
-        let counters = &self.port.counters;
-        counters.cnps_received.up();
-        if let Some(config) = &self.port.features.congestion
-            && let Some(rate) = transport.congested(config, now)
-        {
-            counters.rate_cuts.up();
-            counters.rate.set(rate);
-        }
     }
 
     /// Queue pairs with these numbers, at the port's own addresses, no longer exist. Returns whether the peer is one of
@@ -387,35 +324,6 @@ impl QueuePair {
         exchange.failing && self.worker.listed.set()
     }
 
-    /// Reports a datagram whose key does not match; the machine drops it.
-    fn look_at_qkey(&self, path: &Path, packet: &Incoming<'_>) {
-        let deth = packet.head.ext().deth;
-        if deth.is_some_and(|deth| deth.qkey != path.qkey) && self.qp_type != QpType::Smi {
-            self.port.report(packet, true);
-        }
-    }
-
-    /// Which entry of the P_Key table admits a packet, if any. Queue pair 0 does not check it; queue pair 1 is in all
-    /// of the port's partitions.
-    fn admits(&self, path: &Path, packet: &Incoming<'_>) -> Option<u16> {
-        let key = packet.head.bth().pkey;
-        match self.qp_type {
-            QpType::Smi => Some(0),
-            QpType::Gsi => self.port.pkey_index(key),
-            _ => path.pkey.matches(key).then_some(0),
-        }
-    }
-
-    /// Whether a packet is for the other end of an extended connection: initiators take only answers, and targets only
-    /// requests.
-    fn is_other_end(&self, packet: &Incoming<'_>) -> bool {
-        match (self.qp_type, packet.head.opcode().facts().role) {
-            (QpType::XrcSend, role) => role != Role::Response,
-            (QpType::XrcRecv, role) => role != Role::Request,
-            _ => false,
-        }
-    }
-
     /// One round of the machine: what is due, and what can be sent.
     pub(crate) fn exchange(
         self: &Arc<Self>,
@@ -440,14 +348,14 @@ impl QueuePair {
             return;
         };
         if path.service == Service::Ud {
-            return self.post_datagrams(exchange, machine, mail, effects);
+            return post_datagrams(self, exchange, machine, mail, effects);
         }
         let Some(route) = route else {
             return;
         };
         let (now, pin) = (mail.now, pin());
         let mut events = Events::default();
-        if !self.can_complete(&pin, None, effects) {
+        if !can_complete(self, &pin, None, effects) {
             return;
         }
         let Some(ends) = self.ends(&pin, path, now) else {
@@ -513,41 +421,6 @@ impl QueuePair {
         }
     }
 
-    /// One round of a machine for datagrams.
-    fn post_datagrams(
-        self: &Arc<Self>,
-        exchange: &mut PacketQp,
-        machine: &mut MutexGuard<'_, WorkerState>,
-        mail: &mut TxContext<'_>,
-        effects: &mut Effects,
-    ) {
-        let PacketQp {
-            transport,
-            path: Some(path),
-            ..
-        } = &mut *exchange
-        else {
-            return;
-        };
-        let mut events = Events::default();
-        let pin = pin();
-        if !self.can_complete(&pin, None, effects) {
-            return;
-        }
-        let Some(ends) = self.ends(&pin, path, mail.now) else {
-            return;
-        };
-        let mut post = Datagrams { qp: self, mail };
-        if transport.post(&ends, &mut post, &mut events) {
-            effects.rare().stalled.push(self.events());
-        }
-        drop(pin);
-        self.handle_events(exchange, machine, events, None, effects);
-        if std::mem::take(&mut exchange.failing) {
-            effects.rare().fail.push(self.events());
-        }
-    }
-
     /// Has the engine call at the machine's deadline, or before.
     pub(super) fn set_timer(self: &Arc<Self>, exchange: &mut PacketQp) {
         let Some(deadline) = exchange.transport.deadline() else {
@@ -557,19 +430,146 @@ impl QueuePair {
         if timer.is_pending() && exchange.calls_at <= deadline {
             return;
         }
-        self.call_at(exchange, deadline);
+        call_at(self, exchange, deadline);
     }
+}
 
-    // Apart, as most rounds find a call that is early enough.
-    #[inline(never)]
-    fn call_at(self: &Arc<Self>, exchange: &mut PacketQp, deadline: Instant) {
-        let (timer, engine) = (&self.worker.timer, &self.port.engine);
-        // A call that is too late is taken back: its time may be seconds away, and there may be thousands by then.
-        if let (true, Some(late)) = (timer.is_pending(), exchange.call) {
-            engine.cancel(late);
-        }
-        exchange.calls_at = deadline;
-        let me = Arc::clone(self) as Arc<dyn Due>;
-        exchange.call = Some(engine.at(deadline, me, timer.ask()));
+/// Whether completions can be pushed now. On a loopback link other threads may own the queues, or be losing them:
+/// then there is a round as soon as that is over. A packet that arrives in the meantime is lost, which services
+/// with answers make up for.
+#[inline]
+fn can_complete(
+    qp: &Arc<QueuePair>,
+    pin: &Pin,
+    named: Option<&XrcSrq>,
+    effects: &mut Effects,
+) -> bool {
+    qp.port.is_wire() || may_push(qp, pin, named, effects)
+}
+
+#[cold]
+fn may_push(qp: &Arc<QueuePair>, pin: &Pin, named: Option<&XrcSrq>, effects: &mut Effects) -> bool {
+    let named = named.map(|named| &named.cq);
+    let cqs = [Some(&qp.send_cq), Some(&qp.recv_cq), named];
+    let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
+    let refused = cqs.into_iter().flatten().find(refused);
+    if let Some(cq) = refused {
+        effects.wait_for(cq, qp.events());
     }
+    refused.is_none()
+}
+
+/// Whether a packet comes from where a connection's own packets go to. A datagram may come from any sender.
+fn is_from_peer(
+    qp: &Arc<QueuePair>,
+    exchange: &mut PacketQp,
+    packet: &Incoming<'_>,
+    effects: &mut Effects,
+) -> bool {
+    let Some(path) = &exchange.path else {
+        return false;
+    };
+    if path.service == Service::Ud {
+        return true;
+    }
+    if path.migration.is_some() {
+        return migration::is_from_either(qp, exchange, packet, effects);
+    }
+    let is_peer = |route: &Route| qp.port.is_peer(route, packet);
+    exchange.route.as_ref().is_some_and(is_peer)
+}
+
+/// The peer reports that packets to it meet congestion.
+fn slow_down(
+    qp: &QueuePair,
+    transport: &mut transport::Machine,
+    now: Instant,
+    effects: &mut Effects,
+) {
+    stats::record(qp, Told::CNP, None, effects);
+    let counters = &qp.port.counters;
+    counters.cnps_received.up();
+    if let Some(config) = &qp.port.features.congestion
+        && let Some(rate) = transport.congested(config, now)
+    {
+        counters.rate_cuts.up();
+        counters.rate.set(rate);
+    }
+}
+
+/// Reports a datagram whose key does not match; the machine drops it.
+fn look_at_qkey(qp: &QueuePair, path: &Path, packet: &Incoming<'_>) {
+    let deth = packet.head.ext().deth;
+    if deth.is_some_and(|deth| deth.qkey != path.qkey) && qp.qp_type != QpType::Smi {
+        qp.port.report(packet, true);
+    }
+}
+
+/// Which entry of the P_Key table admits a packet, if any. Queue pair 0 does not check it; queue pair 1 is in all
+/// of the port's partitions.
+fn admits(qp: &QueuePair, path: &Path, packet: &Incoming<'_>) -> Option<u16> {
+    let key = packet.head.bth().pkey;
+    match qp.qp_type {
+        QpType::Smi => Some(0),
+        QpType::Gsi => qp.port.pkey_index(key),
+        _ => path.pkey.matches(key).then_some(0),
+    }
+}
+
+/// Whether a packet is for the other end of an extended connection: initiators take only answers, and targets only
+/// requests.
+fn is_other_end(qp: &QueuePair, packet: &Incoming<'_>) -> bool {
+    match (qp.qp_type, packet.head.opcode().facts().role) {
+        (QpType::XrcSend, role) => role != Role::Response,
+        (QpType::XrcRecv, role) => role != Role::Request,
+        _ => false,
+    }
+}
+
+/// One round of a machine for datagrams.
+fn post_datagrams(
+    qp: &Arc<QueuePair>,
+    exchange: &mut PacketQp,
+    machine: &mut MutexGuard<'_, WorkerState>,
+    mail: &mut TxContext<'_>,
+    effects: &mut Effects,
+) {
+    let PacketQp {
+        transport,
+        path: Some(path),
+        ..
+    } = &mut *exchange
+    else {
+        return;
+    };
+    let mut events = Events::default();
+    let pin = pin();
+    if !can_complete(qp, &pin, None, effects) {
+        return;
+    }
+    let Some(ends) = qp.ends(&pin, path, mail.now) else {
+        return;
+    };
+    let mut post = Datagrams { qp, mail };
+    if transport.post(&ends, &mut post, &mut events) {
+        effects.rare().stalled.push(qp.events());
+    }
+    drop(pin);
+    qp.handle_events(exchange, machine, events, None, effects);
+    if std::mem::take(&mut exchange.failing) {
+        effects.rare().fail.push(qp.events());
+    }
+}
+
+// Apart, as most rounds find a call that is early enough.
+#[inline(never)]
+fn call_at(qp: &Arc<QueuePair>, exchange: &mut PacketQp, deadline: Instant) {
+    let (timer, engine) = (&qp.worker.timer, &qp.port.engine);
+    // A call that is too late is taken back: its time may be seconds away, and there may be thousands by then.
+    if let (true, Some(late)) = (timer.is_pending(), exchange.call) {
+        engine.cancel(late);
+    }
+    exchange.calls_at = deadline;
+    let me = Arc::clone(qp) as Arc<dyn Due>;
+    exchange.call = Some(engine.at(deadline, me, timer.ask()));
 }

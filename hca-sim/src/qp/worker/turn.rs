@@ -27,16 +27,10 @@ impl Listed for QueuePair {
 }
 
 impl QueuePair {
-    /// Whether every message that was begun has ended; over packets that takes time.
-    fn is_drained(&self) -> bool {
-        let exchange = self.worker.exchange();
-        self.state() != QpState::Sqd || exchange.is_none_or(|exchange| exchange.lock().is_drained())
-    }
-
     /// Whether a message that was begun has not ended yet, or a poster may still be inside one that is placed directly:
     /// what `sq_draining` reports in SQD (IBTA vol. 1, 10.3.1.6).
     pub(crate) fn is_draining(&self) -> bool {
-        self.worker.is_closing() || !self.is_drained()
+        self.worker.is_closing() || !is_drained(self)
     }
 
     /// Does what can be done; see the module's documentation. Called outside any pin.
@@ -45,23 +39,7 @@ impl QueuePair {
             return driver.serve(self);
         }
         // Leaving a pin inside may complete verbs, and their routines must not run under a machine's lock.
-        collect(|| self.take_turns());
-    }
-
-    fn take_turns(self: &Arc<Self>) {
-        while let Some(mut held) = self.worker.turns.hold() {
-            let mut effects = Effects::default();
-            loop {
-                self.round(None, &mut effects);
-                match held.leave() {
-                    Some(again) => held = again,
-                    None => break,
-                }
-            }
-            if effects.carry_out(&|cq| self.port.overrun(cq)).is_empty() {
-                return;
-            }
-        }
+        collect(|| take_turns(self));
     }
 
     /// There is a reason to try again at once.
@@ -140,13 +118,7 @@ impl QueuePair {
         if events.migrate {
             migration::migrate(self, exchange, effects);
         }
-        self.note_events(named, events, effects);
-    }
-
-    /// The completion queue of receives; `named` is the shared receive queue that a request named.
-    fn recv_cq_of<'a>(&'a self, named: Option<&'a Arc<SharedReceives>>) -> &'a Arc<CqRing> {
-        let own = named.and_then(|srq| srq.xrc.as_ref());
-        own.map_or(&self.recv_cq, |own| &own.cq)
+        note_events(self, named, events, effects);
     }
 
     /// Records which completion queues have new entries that a handler waits for.
@@ -161,70 +133,7 @@ impl QueuePair {
             effects.few().fire.push(Arc::clone(&self.send_cq));
         }
         if events.fire_recv {
-            effects.few().fire.push(Arc::clone(self.recv_cq_of(named)));
-        }
-    }
-
-    /// Records the effects of a connection over packets; `named` is the shared receive queue that a request named.
-    fn note_events(
-        self: &Arc<Self>,
-        named: Option<&Arc<SharedReceives>>,
-        events: Events,
-        effects: &mut Effects,
-    ) {
-        let srq = named.or(self.srq.as_ref());
-        let recv_cq = self.recv_cq_of(named);
-        self.note_fires(named, &events, effects);
-        let Events {
-            fire_send: _,
-            fire_recv: _,
-            overrun_send,
-            overrun_recv,
-            srq_limit,
-            contact,
-            fail: _,
-            fail_sends,
-            event,
-            failed: _,
-            settle,
-            again,
-            later,
-            told,
-            migrate: _,
-            gave_up,
-        } = events;
-        if !told.is_empty() || gave_up.is_some() {
-            stats::record(self, told, gave_up, effects);
-        }
-        let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
-        let own = |index| (Arc::clone(&self.port.mrs), index);
-        if settle != [None; 2] {
-            let settle = settle.into_iter().flatten().map(own);
-            effects.rare().settle.extend(settle);
-        }
-        if again {
-            effects.rare().again.push(self.events());
-        }
-        if let Some(index) = later {
-            let mrs = Arc::clone(&self.port.mrs);
-            effects.rare().later.push((self.events(), mrs, index));
-        }
-        if overrun_send || overrun_recv {
-            let overrun = &mut effects.rare().overrun;
-            overrun.extend(noted(overrun_send, &self.send_cq));
-            overrun.extend(noted(overrun_recv, recv_cq));
-        }
-        if srq_limit {
-            effects.rare().srq_limit.extend(srq.cloned());
-        }
-        if fail_sends {
-            effects.rare().fail_sends.push(self.events());
-        }
-        if contact && !self.contacted.load(Acquire) {
-            effects.rare().contact.push(self.events());
-        }
-        if let Some(event) = event {
-            effects.rare().raise.push((self.events(), event));
+            effects.few().fire.push(Arc::clone(recv_cq_of(self, named)));
         }
     }
 
@@ -292,7 +201,7 @@ impl QueuePair {
         drop(machine);
         if over && self.worker.owes.is_set() {
             // Checked before the lock is taken: elsewhere the lock is taken while the connection is held.
-            let drained = self.is_drained();
+            let drained = is_drained(self);
             let mut control = self.control.lock();
             if !control.finish.is_empty() {
                 effects.few().finish.extend(control.finish.drain(..));
@@ -308,6 +217,97 @@ impl QueuePair {
             let owes = control.tell_drained || control.tell_last_wqe;
             self.worker.owes.keep(owes);
         }
+    }
+}
+
+/// Whether every message that was begun has ended; over packets that takes time.
+fn is_drained(qp: &QueuePair) -> bool {
+    let exchange = qp.worker.exchange();
+    qp.state() != QpState::Sqd || exchange.is_none_or(|exchange| exchange.lock().is_drained())
+}
+
+fn take_turns(qp: &Arc<QueuePair>) {
+    while let Some(mut held) = qp.worker.turns.hold() {
+        let mut effects = Effects::default();
+        loop {
+            qp.round(None, &mut effects);
+            match held.leave() {
+                Some(again) => held = again,
+                None => break,
+            }
+        }
+        if effects.carry_out(&|cq| qp.port.overrun(cq)).is_empty() {
+            return;
+        }
+    }
+}
+
+/// The completion queue of receives; `named` is the shared receive queue that a request named.
+fn recv_cq_of<'a>(qp: &'a QueuePair, named: Option<&'a Arc<SharedReceives>>) -> &'a Arc<CqRing> {
+    let own = named.and_then(|srq| srq.xrc.as_ref());
+    own.map_or(&qp.recv_cq, |own| &own.cq)
+}
+
+/// Records the effects of a connection over packets; `named` is the shared receive queue that a request named.
+fn note_events(
+    qp: &Arc<QueuePair>,
+    named: Option<&Arc<SharedReceives>>,
+    events: Events,
+    effects: &mut Effects,
+) {
+    let srq = named.or(qp.srq.as_ref());
+    let recv_cq = recv_cq_of(qp, named);
+    qp.note_fires(named, &events, effects);
+    let Events {
+        fire_send: _,
+        fire_recv: _,
+        overrun_send,
+        overrun_recv,
+        srq_limit,
+        contact,
+        fail: _,
+        fail_sends,
+        event,
+        failed: _,
+        settle,
+        again,
+        later,
+        told,
+        migrate: _,
+        gave_up,
+    } = events;
+    if !told.is_empty() || gave_up.is_some() {
+        stats::record(qp, told, gave_up, effects);
+    }
+    let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
+    let own = |index| (Arc::clone(&qp.port.mrs), index);
+    if settle != [None; 2] {
+        let settle = settle.into_iter().flatten().map(own);
+        effects.rare().settle.extend(settle);
+    }
+    if again {
+        effects.rare().again.push(qp.events());
+    }
+    if let Some(index) = later {
+        let mrs = Arc::clone(&qp.port.mrs);
+        effects.rare().later.push((qp.events(), mrs, index));
+    }
+    if overrun_send || overrun_recv {
+        let overrun = &mut effects.rare().overrun;
+        overrun.extend(noted(overrun_send, &qp.send_cq));
+        overrun.extend(noted(overrun_recv, recv_cq));
+    }
+    if srq_limit {
+        effects.rare().srq_limit.extend(srq.cloned());
+    }
+    if fail_sends {
+        effects.rare().fail_sends.push(qp.events());
+    }
+    if contact && !qp.contacted.load(Acquire) {
+        effects.rare().contact.push(qp.events());
+    }
+    if let Some(event) = event {
+        effects.rare().raise.push((qp.events(), event));
     }
 }
 

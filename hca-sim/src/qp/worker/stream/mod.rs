@@ -17,11 +17,11 @@ use crate::effects::Effects;
 use crate::port::streams::Streams;
 use crate::port::streams::buffers::{FpduBuffer, STAGE};
 use crate::port::streams::making::{Making, OnStream, Taken};
-use crate::qp::QueuePair;
 use crate::qp::takes_packets;
 use crate::qp::worker::WorkerState;
 use crate::qp::worker::packet_qp::PacketQp;
 use crate::qp::worker::stream::connected::Connected;
+use crate::qp::{QueuePair, Record};
 use crate::transport::iwarp::{Iwarp, Start};
 use crate::transport::{Events, Path};
 
@@ -95,7 +95,7 @@ impl OnStream for QueuePair {
     }
 
     fn resets(&self) -> u32 {
-        Self::resets(self)
+        Record::resets(self)
     }
 
     fn end_stream(self: &Arc<Self>, resets: u32) {
