@@ -1,13 +1,13 @@
 //! Connections.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 
 use verbs_core::Qpn;
-use verbs_core::sync::Arc;
+use verbs_core::sync::{Arc, Weak};
 
 use crate::buf::Buf;
+use crate::core::Closes;
 use crate::error::Error;
 use crate::lane::POOL;
 use crate::lane::slot::Fault;
@@ -44,6 +44,8 @@ impl Connection {
     pub(crate) fn of(link: Link) -> Self {
         let link = Arc::new(link);
         keepalive::watch(&link);
+        let closes = Arc::downgrade(&link) as Weak<dyn Closes>;
+        link.core().made(closes);
         Self { link }
     }
 
@@ -195,12 +197,7 @@ impl Connection {
     /// Dropped before the operations under way have completed, nothing happened; dropped later, the connection ends
     /// all the same.
     pub async fn close(&self) -> Result<(), Error> {
-        poll_fn(|cx| self.link.poll_drained(cx)).await;
-        let closing = self.link.with_link(verbs_cm::Connection::disconnect);
-        if let Some(closing) = closing {
-            closing.await?;
-        }
-        self.link.broken()
+        self.link.end().await
     }
 
     /// Completes when the connection is over, whichever side has ended it; says how: [`Error::Closed`],

@@ -11,8 +11,9 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use verbs_cm::Manager;
 use verbs_cm::resolver::{Address, Resolver};
 use verbs_core::sync::{Arc, OnceLock, Weak};
@@ -22,7 +23,7 @@ use crate::buf::{Buf, Lender, Loans};
 use crate::connect::Connecting;
 use crate::connect::listen::Listening;
 use crate::connect::place::PORT;
-use crate::core::{Core, Handle};
+use crate::core::{Closes, Core, Handle};
 use crate::error::Error;
 use crate::lane::{Lane, POOL, Side, Sizes};
 use crate::lane::{reap, sleep};
@@ -209,6 +210,32 @@ impl Endpoint {
     /// [`Manager::drained`], so that the peer hears of it.
     pub fn manager(&self) -> &Manager {
         &self.manager
+    }
+
+    /// Ends all connections, at once and each as [`Connection::close`](crate::Connection::close) does: what was posted on it
+    /// completes first. Completes when they are over and their peers are told, so that the program may end.
+    ///
+    /// Connections that are made meanwhile are not among them: drop the [`Listener`](crate::Listener)s before.
+    ///
+    /// ```no_run
+    /// # async fn example(net: verbs_io::Endpoint, listener: verbs_io::Listener) -> Result<(), verbs_io::Error> {
+    /// drop(listener); // nobody is accepted any longer
+    /// net.close().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if the connection manager cannot be asked. A connection that breaks instead of ending is over too.
+    ///
+    /// # Cancel safety
+    /// Dropped before the operations under way have completed, some connections live on; those that were ended end all the same.
+    pub async fn close(&self) -> Result<(), Error> {
+        let closing = self.core.connections().into_iter().map(Closes::close);
+        closing
+            .collect::<FuturesUnordered<_>>()
+            .collect::<()>()
+            .await;
+        Ok(self.manager.drained().await?)
     }
 
     /// Numbers for tests and statistics.

@@ -2,16 +2,19 @@
 
 pub(crate) mod keepalive;
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use verbs_cm::Ended;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::task::{self, OwnWaker};
 use verbs_core::{PostError, QpStats, Qpn, WcStatus};
 
 use crate::buf::Buf;
-use crate::core::Handle;
+use crate::core::{Closes, Handle};
 use crate::error::{Cause, Error, Failed, Operation};
 use crate::lane::slot::Fault;
 use crate::lane::{Lane, Side};
@@ -103,6 +106,16 @@ impl Link {
             sleep::arm_if_needed(lane, Side::Send);
             Poll::Pending
         })
+    }
+
+    /// Waits until everything posted has completed, then ends the connection.
+    pub(crate) async fn end(&self) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_drained(cx)).await;
+        let closing = self.with_link(verbs_cm::Connection::disconnect);
+        if let Some(closing) = closing {
+            closing.await?;
+        }
+        self.broken()
     }
 
     /// What an operation says that has failed like that. What was only flushed fails for the reason of the end.
@@ -206,6 +219,16 @@ pub struct ConnectionStats {
     pub unread: u32,
     /// Receives that are posted now: messages that the peer can send before it has to wait.
     pub receives: u32,
+}
+
+impl Closes for Link {
+    fn close(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        async move {
+            // One that broke before is over as well.
+            let _broken = self.end().await;
+        }
+        .boxed()
+    }
 }
 
 impl Drop for Link {

@@ -59,6 +59,50 @@ fn connections_have_statistics() {
     });
 }
 
+/// Goal: an endpoint that is closed sends what was posted, on all of its connections, and its peers are told: they get all
+/// messages and then the end. One whose peer has gone before holds nothing up.
+#[test]
+fn an_endpoint_closes_all_of_its_connections() {
+    verbs::block_on(async {
+        let network = verbs::sim::Network::new();
+        let (here, there) = (network.host([10, 0, 0, 1]), network.host([10, 0, 0, 2]));
+        let (here, there) = (
+            here.open().await.expect("it"),
+            there.open().await.expect("it"),
+        );
+        let mut listener = here.listen("10.0.0.1:7471").await.expect("a listener");
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..5 {
+            let to = "10.0.0.1:7471";
+            let (made, taken) = futures::join!(there.connect(to).into_future(), listener.accept());
+            theirs.push(made.expect("connected"));
+            ours.push(taken);
+        }
+        let gone = theirs.pop().expect("five");
+        gone.close().await.expect("it ends");
+        for conn in &ours[..4] {
+            for n in 0..3 {
+                let mut buf = conn.buf().await;
+                buf.fill_from(&[n]);
+                conn.send(buf).posted().await.expect("it is there");
+            }
+        }
+        drop(listener);
+        here.close().await.expect("all end");
+        for conn in &theirs {
+            for n in 0..3 {
+                let message = conn.recv().await.expect("in order").expect("a message");
+                assert_eq!(&message[..], [n]);
+            }
+            assert!(conn.recv().await.expect("in order").is_none());
+        }
+        for conn in &ours {
+            let buf = conn.buf().await;
+            assert!(conn.send(buf).await.is_err());
+        }
+    });
+}
+
 /// Goal: what a program publishes is what `verbs connections` reads: its connections, by their queue pairs and addresses.
 #[test]
 fn connections_are_published() {

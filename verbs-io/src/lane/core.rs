@@ -5,11 +5,12 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use futures::future::BoxFuture;
 use verbs_core::biased::Biased;
 use verbs_core::mr::RegMr;
-use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::AtomicU32;
 use verbs_core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{Access, Device, FirstPanic, Memory, Pd, Raise, Request, task};
 
 use crate::buf::Lender;
@@ -20,6 +21,12 @@ use crate::name::Lookups;
 /// Wakers that are taken out of the lane at a time.
 const WAKERS: usize = 16;
 
+/// A connection, for who ends all of an endpoint's.
+pub(crate) trait Closes: Send + Sync {
+    /// Waits until everything posted has completed, then ends it.
+    fn close(self: Arc<Self>) -> BoxFuture<'static, ()>;
+}
+
 /// What the handles of an endpoint share.
 pub(crate) struct Core {
     lane: Biased<Lane>,
@@ -29,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) pd: Pd,
     pub(crate) device: Device,
     pub(crate) lookups: Lookups,
+    /// The connections, with some that have gone.
+    connections: Mutex<Vec<Weak<dyn Closes>>>,
     /// How long a connection is silent before its peer is asked, if it is.
     pub(crate) keepalive: Option<Duration>,
 }
@@ -44,8 +53,24 @@ impl Core {
             pd,
             device,
             lookups: Lookups::default(),
+            connections: Mutex::default(),
             keepalive,
         }
+    }
+
+    /// A connection has been made. Those that have gone are forgotten whenever the list would need more memory.
+    pub(crate) fn made(&self, connection: Weak<dyn Closes>) {
+        let mut all = self.connections.lock();
+        if all.len() == all.capacity() {
+            all.retain(|one| one.strong_count() > 0);
+        }
+        all.push(connection);
+    }
+
+    /// The connections that are there.
+    pub(crate) fn connections(&self) -> Vec<Arc<dyn Closes>> {
+        let all = self.connections.lock();
+        all.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Registers memory for buffers.
