@@ -50,6 +50,9 @@ fn addresses() -> MutexGuard<'static, ()> {
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What example `chat` says.
+const CHAT: &str = "12 members, and each has heard 550 lines\n";
+
 /// What example `blocks` says.
 const BLOCKS: &str = "2048 bytes from address 0
 \"the first block ends here\"
@@ -104,6 +107,12 @@ fn provider_min() {
     );
 }
 
+/// Goal: many clients at one endpoint, each of which hears all others in order.
+#[test]
+fn chat() {
+    assert_eq!(run("chat", &[]), CHAT);
+}
+
 #[test]
 fn kv() {
     assert_eq!(run("kv", &[]), "sept eight\nversion of key 7: 4\n");
@@ -139,6 +148,7 @@ fn every_example_runs_over_every_provider() {
     for network in ["loopback", "roce", "iwarp", "subnet"] {
         for (name, expected) in [
             ("hello", "hello\n"),
+            ("chat", CHAT),
             ("kv", "sept eight\nversion of key 7: 4\n"),
             ("tokio", tokio),
             ("blocks", BLOCKS),
