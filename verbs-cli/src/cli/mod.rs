@@ -248,6 +248,9 @@ pub(crate) struct PingpongArgs {
     /// Check at the end what the last message was
     #[arg(short, long)]
     pub(crate) chk: bool,
+    /// Print the result as JSON, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
     #[command(flatten)]

@@ -4,8 +4,10 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::run::{Ended, PATIENCE, Place, RPING, address_of};
-use crate::wire::Background;
+use crate::wire::{Background, free_port};
 
 /// An address that no other test has.
 fn address(n: u8) -> String {
@@ -85,6 +87,41 @@ fn nobody_listens_is_one_sentence() {
         ended.stderr,
         format!("verbs rping: nobody listens at {theirs}:7002\n")
     );
+}
+
+/// Goal: results are for programs too.
+#[test]
+fn results_are_json() {
+    let place = Place::new();
+    let bench = ["connect-bench", "--count", "50", "--repeats", "1", "--json"];
+    let rates: Value = serde_json::from_str(&place.verbs(&bench).succeeded()).expect("JSON");
+    assert_eq!(rates["connections"], 50);
+    assert!(rates["ratio"].as_f64() > Some(0.0), "{rates}");
+    assert_eq!(rates["left_handles"], 0);
+
+    let [serves, asks] = [address(5), address(6)];
+    let port = free_port().to_string();
+    let play = [
+        "pingpong", "rc", "-p", &port, "-n", "10", "-s", "100", "--json", "--bind",
+    ];
+    let server = Background::start(&place, &[&play[..], &[&serves]].concat());
+    let client = [&play[..], &[&asks, &serves]].concat();
+    let since = Instant::now();
+    let said = loop {
+        let ended = place.verbs(&client);
+        if ended.code == Some(0) {
+            break ended.stdout;
+        }
+        assert!(since.elapsed() < PATIENCE, "{ended:?}");
+    };
+    for said in [said, server.end().succeeded()] {
+        let result: Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!(
+            (&result["bytes"], &result["iterations"]),
+            (&2000.into(), &10.into())
+        );
+        assert!(result["us_per_iteration"].as_f64() > Some(0.0), "{result}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Both ends in one process.
 
 use std::cell::Cell;
+use std::fmt;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
@@ -13,12 +14,13 @@ use futures::future::{Either, select, try_join_all};
 use futures::stream::FuturesUnordered;
 use hca_sim::command::{CommandConfig, CommandTime};
 use hca_sim::{Hca, Loopback};
+use serde::Serialize;
 use verbs_cm::resolver::Fixed;
 use verbs_cm::{Counts, Listener, Manager, Modify};
 use verbs_core::sync::{Arc, thread};
 use verbs_core::{Cq, Device, Pd, Qp, QpInit};
 
-use super::{BenchError, ConnectBenchArgs, median, say};
+use super::{BenchError, ConnectBenchArgs, median, show};
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), 7174);
 
@@ -54,39 +56,56 @@ pub(super) fn measure(args: &ConnectBenchArgs, out: &mut dyn Write) -> Result<()
     }
     let [completions, worker] = times.each_mut().map(|times| median(times));
     let rate = |time: Duration| f64::from(count) / time.as_secs_f64();
-    say(
-        out,
-        format_args!(
-            "{count} connections made and ended, {} at a time, commands of {} us, medians of {}:",
-            args.parallel, args.command_us, args.repeats
-        ),
-    )?;
-    say(
-        out,
-        format_args!(
-            "  driven by completions     {:>10.0} per second",
-            rate(completions)
-        ),
-    )?;
-    say(
-        out,
-        format_args!(
-            "  through a waiting worker  {:>10.0} per second",
-            rate(worker)
-        ),
-    )?;
-    let ratio = rate(completions) / rate(worker);
-    say(
-        out,
-        format_args!("  ratio                     {ratio:>10.2}"),
-    )?;
-    say(
-        out,
-        format_args!(
+    let rates = Rates {
+        connections: count,
+        parallel: args.parallel,
+        command_us: args.command_us,
+        repeats: args.repeats,
+        completions_per_second: rate(completions),
+        worker_per_second: rate(worker),
+        ratio: rate(completions) / rate(worker),
+        left_handles: left.handles,
+        left_ports: left.ports,
+        left_in_timewait: left.connections,
+    };
+    show(args, &rates, out)
+}
+
+/// How many connections are made in a second, and what is left of them.
+#[derive(Serialize)]
+struct Rates {
+    connections: u32,
+    parallel: u32,
+    command_us: u64,
+    repeats: u32,
+    completions_per_second: f64,
+    worker_per_second: f64,
+    ratio: f64,
+    left_handles: usize,
+    left_ports: usize,
+    left_in_timewait: usize,
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} connections made and ended, {} at a time, commands of {} us, medians of {}:",
+            self.connections, self.parallel, self.command_us, self.repeats
+        )?;
+        for (what, rate) in [
+            ("driven by completions", self.completions_per_second),
+            ("through a waiting worker", self.worker_per_second),
+        ] {
+            writeln!(f, "  {what:25} {rate:>10.0} per second")?;
+        }
+        writeln!(f, "  {:25} {:>10.2}", "ratio", self.ratio)?;
+        write!(
+            f,
             "left: {} connections with a handle, {} port numbers; {} connections in timewait",
-            left.handles, left.ports, left.connections
-        ),
-    )
+            self.left_handles, self.left_ports, self.left_in_timewait
+        )
+    }
 }
 
 /// Makes and ends all connections; the time, and what the client's manager keeps afterwards.

@@ -3,11 +3,13 @@
 mod local;
 mod remote;
 
+use std::fmt;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
 
 use crate::connecting::ConnectArgs;
 use crate::exit;
@@ -30,6 +32,7 @@ Examples:
   verbs connect-bench                            in one process
   verbs connect-bench --command-us 20            commands take 20 us, as hardware's do
   verbs connect-bench --count 50000              and what is left afterwards
+  verbs connect-bench --json | jq .ratio         for programs
 
   verbs connect-bench --serve 127.0.0.1:7175     in one terminal
   verbs connect-bench --to 127.0.0.1:7175        in another
@@ -77,6 +80,9 @@ pub(crate) struct ConnectBenchArgs {
         requires = "peer"
     )]
     pub(crate) transport: Transport,
+    /// Print the result as JSON
+    #[arg(long, conflicts_with = "serve")]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
 }
@@ -138,8 +144,22 @@ pub(crate) fn run(args: &ConnectBenchArgs, out: &mut dyn Write) -> Result<(), Be
     }
 }
 
-fn say(out: &mut dyn Write, text: std::fmt::Arguments<'_>) -> Result<(), BenchError> {
+fn say(out: &mut dyn Write, text: fmt::Arguments<'_>) -> Result<(), BenchError> {
     line(out, &text).map_err(BenchError::Stdout)
+}
+
+/// A result: for programs, or in the words of people.
+fn show<T: Serialize + fmt::Display>(
+    args: &ConnectBenchArgs,
+    result: &T,
+    out: &mut dyn Write,
+) -> Result<(), BenchError> {
+    if args.json {
+        let text = serde_json::to_string_pretty(result);
+        let text = text.map_err(|error| BenchError::Stdout(error.into()))?;
+        return say(out, format_args!("{text}"));
+    }
+    say(out, format_args!("{result}"))
 }
 
 fn median(times: &mut [Duration]) -> Duration {

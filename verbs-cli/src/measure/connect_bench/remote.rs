@@ -1,6 +1,7 @@
 //! Ends in two processes, beside TCP.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::IntoFuture;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -11,11 +12,12 @@ use futures::StreamExt;
 use futures::executor::block_on;
 use futures::future::{AbortHandle, Abortable, Either, select};
 use futures::stream::FuturesUnordered;
+use serde::Serialize;
 use verbs_cm::{ConnectRequest, Manager};
 use verbs_core::sync::thread;
 use verbs_core::{Cq, Device, Pd, Qp, QpInit};
 
-use super::{BenchError, ConnectBenchArgs, median, say};
+use super::{BenchError, ConnectBenchArgs, median, say, show};
 use crate::ending::{Ending, GOODBYE, within};
 use crate::wire::{Transport, Wire, WireArgs, any_network};
 
@@ -164,22 +166,46 @@ pub(super) fn measure(
     })?;
     let [made, whole, tcp] = [&mut made, &mut whole, &mut tcp].map(|times| median(times));
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
-    say(
-        out,
-        format_args!(
-            "{} connections with {at}, one after the other, medians:",
-            args.count
-        ),
-    )?;
-    for (what, time) in [
-        ("queue pair made and connected", made),
-        ("and disconnected and destroyed", whole),
-        ("TCP connect, accept, close", tcp),
-    ] {
-        say(out, format_args!("  {what:32} {:>8.1} us", micros(time)))?;
+    let medians = Medians {
+        connections: args.count,
+        peer: at,
+        connected_us: micros(made),
+        destroyed_us: micros(whole),
+        tcp_us: micros(tcp),
+        ratio: micros(made) / micros(tcp),
+    };
+    show(args, &medians, out)
+}
+
+/// What connections one after the other take, beside TCP's.
+#[derive(Serialize)]
+struct Medians {
+    connections: u32,
+    peer: SocketAddr,
+    connected_us: f64,
+    destroyed_us: f64,
+    tcp_us: f64,
+    ratio: f64,
+}
+
+impl fmt::Display for Medians {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            connections, peer, ..
+        } = self;
+        write!(
+            f,
+            "{connections} connections with {peer}, one after the other, medians:"
+        )?;
+        for (what, micros) in [
+            ("queue pair made and connected", self.connected_us),
+            ("and disconnected and destroyed", self.destroyed_us),
+            ("TCP connect, accept, close", self.tcp_us),
+        ] {
+            write!(f, "\n  {what:32} {micros:>8.1} us")?;
+        }
+        write!(f, "\n  {:32} {:>8.2}", "set-up over TCP", self.ratio)
     }
-    let ratio = micros(made) / micros(tcp);
-    say(out, format_args!("  {:32} {ratio:>8.2}", "set-up over TCP"))
 }
 
 /// Connects and waits until the server, which has accepted, has closed.

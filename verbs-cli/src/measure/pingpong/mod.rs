@@ -28,6 +28,7 @@ use crate::wire::{Network, PORT, Transport, Wire, gid_towards};
 
 pub(crate) use self::error::PingpongError;
 use self::game::Role;
+use self::report::{Report, Summary};
 use self::table::Table;
 use self::text::{DONE, END, Hello};
 
@@ -108,7 +109,7 @@ async fn play(
         extended: None,
     })?;
     let mut say = |text: &dyn fmt::Display| line(out, text).map_err(PingpongError::Stdout);
-    for hello in &ours {
+    for hello in ours.iter().filter(|_| !args.json) {
         say(&format_args!("  local address:  {hello}"))?;
     }
     let mut talk = Talk {
@@ -122,15 +123,23 @@ async fn play(
     check(&ours, &theirs)?;
     bring_together(&mut table, &mut talk, role, &ours, &theirs).await?;
     talk.ready(role)?;
-    for hello in &theirs {
+    for hello in theirs.iter().filter(|_| !args.json) {
         say(&format_args!("  remote address: {hello}"))?;
     }
     let report = table.play()?;
-    say(&report)?;
+    match args.json {
+        true => say(&json(&report)?)?,
+        false => say(&report)?,
+    }
     table.check()?;
     talk.over(role)?;
     table.linger();
     table.close().await
+}
+
+fn json(report: &Report) -> Result<String, PingpongError> {
+    let text = serde_json::to_string_pretty(&Summary::of(report));
+    text.map_err(|error| PingpongError::Stdout(error.into()))
 }
 
 /// Connects the queue pairs. The server's addresses are told when packets can come, or when it listens.
