@@ -45,8 +45,8 @@ use crate::top::TopArgs;
 
 fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();
-    if let Some(filter) = log {
-        logging::start(&filter);
+    if let Some(filter) = &log {
+        logging::start(filter);
     }
     // Others see its connections while it runs.
     let _published = command
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         Command::Ipoib(args) => run_ipoib(&args),
         Command::Rds(args) => run_rds(&args),
         Command::Rping(args) => run_rping(&args),
-        Command::Run(args) => run_program(&args),
+        Command::Run(args) => run_program(&args, log.as_deref()),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
         Command::Srp(args) => run_srp(&args),
@@ -186,8 +186,8 @@ fn run_rping(args: &RpingArgs) -> Result<(), u8> {
         .map_err(|error| complain("rping", &error, error.exit_code()))
 }
 
-fn run_program(args: &RunArgs) -> Result<(), u8> {
-    run::run(args).map_err(|error| complain("run", &error, error.exit_code()))
+fn run_program(args: &RunArgs, log: Option<&str>) -> Result<(), u8> {
+    run::run(args, log).map_err(|error| complain("run", &error, error.exit_code()))
 }
 
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {

@@ -12,6 +12,7 @@
 //! VERBS_KEEPALIVE=10      end connections by address whose peer was silent for that many seconds
 //! VERBS_PORT_MAPPER=1     with iWARP: ask port mappers (iwpmd) of peers, and answer them
 //! VERBS_LOG_LEVEL=3       say why calls are refused
+//! VERBS_LOG=verbs::cm=debug   say on stderr what happens, as `verbs --log`
 //! VERBS_CONNECTIONS=1     answer `verbs connections`
 //! LD_LIBRARY_PATH=folder of this library
 //! ```

@@ -144,6 +144,31 @@ other input: refused
     assert!(ran.status.success(), "{}", ran.status);
 }
 
+/// Goal: what the library does is told on stderr by the filters of `--log`, and nothing without.
+#[test]
+fn the_library_tells_what_it_does() {
+    let place = Place::new();
+    let lib = libraries(&place);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/life.c");
+    let program = compiled(&place, &lib, &source);
+    let address = address_of(RPING, 221);
+    let said = |front: &[&str]| {
+        let mut command = Command::new(VERBS);
+        command
+            .args(front)
+            .args(["run", "--device", &address, "--library"]);
+        command.arg(&lib).arg("--").arg(&program).arg("exec");
+        command.env_remove("VERBS_LOG").env("VERBS_HOST_SOCKET", "");
+        let output = command.stdin(Stdio::null()).output().expect("it starts");
+        // It opens the device, and ends as there is nothing to be read.
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ready\n");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert_eq!(said(&[]), "");
+    let told = said(&["--log", "verbs=debug"]);
+    assert!(told.contains("kind=OpenDevice"), "{told}");
+}
+
 /// Goal: under `verbs run` the files below /sys/class/infiniband say what the calls say, with an address that is named and with one
 /// that the library chooses. Method: a shell has `verbs devinfo` ask the library, as a NIC's, and then prints all files.
 #[test]

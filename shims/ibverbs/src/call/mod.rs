@@ -1,6 +1,7 @@
 //! Calls from C: results as error numbers, and panics caught.
 
 pub(crate) mod live;
+pub(crate) mod tell;
 pub(crate) mod text;
 
 use std::ffi::c_int;

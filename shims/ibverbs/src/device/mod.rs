@@ -25,7 +25,7 @@ use verbs_core::sync::Arc;
 
 use self::place::Place;
 pub(crate) use self::place::{Made, Network};
-use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno};
+use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno, tell};
 
 pub(crate) use self::context::{Context, Parts, ack_async_event, get_async_event};
 pub(crate) use self::extension::{call_extension, query_extensions};
@@ -78,6 +78,7 @@ pub(crate) fn hca() -> Result<Made, Errno> {
     if let Some(made) = &*hca {
         return Ok(made.clone());
     }
+    tell::start();
     let preferred = *PREFERRED.lock();
     let made = Place::of_environment().and_then(|place| place.hca(preferred));
     match made {

@@ -30,7 +30,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         let _ = catch_faults();
         let inbox = Inbox::new()?;
         let cmd_fd = File::open("/dev/null").map_err(|_| Errno(libc::EMFILE))?;
-        let open = made.hca.open().wait()?;
+        let open = made.opened()?;
         let max_inline = open.query().wait()?.max_inline_data;
         let is_ethernet = open.query_port(PORT).wait()?.link_layer == LinkLayer::Ethernet;
         let context = Context::new(Parts {

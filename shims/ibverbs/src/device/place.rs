@@ -16,11 +16,13 @@ use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::published::Published;
 use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink, PerMille};
 use hca_sim::{Builder, Hca, Tcp, Udp};
-use verbs_core::PortState;
+use verbs_core::filter::Trace;
 use verbs_core::process::variable;
 use verbs_core::sync::Arc;
+use verbs_core::{Device, Error, PortState};
 
 use super::{PORT, Preferred};
+use crate::call::tell;
 use crate::rdmacm;
 
 /// An HCA, and its clock.
@@ -33,6 +35,17 @@ pub(crate) struct Made {
     pub(crate) keepalive: Option<Duration>,
     /// What `verbs connections` asks.
     pub(super) published: Option<Arc<Published>>,
+}
+
+impl Made {
+    /// A device on the HCA. Each verb is told of, if the user wants that.
+    pub(crate) fn opened(&self) -> Result<Device, Error> {
+        if !tell::wants_verbs() {
+            return self.hca.open().wait();
+        }
+        let traced = Trace::new(Arc::clone(&self.hca) as Arc<_>);
+        Device::open(Arc::new(traced)).wait()
+    }
 }
 
 /// The kind of network that the device is on.

@@ -140,12 +140,14 @@ impl RunError {
     }
 }
 
-/// Becomes the program, and returns only if it cannot; or prints the environment that a program would have.
-pub(crate) fn run(args: &RunArgs) -> Result<(), RunError> {
+/// Becomes the program, and returns only if it cannot; or prints the environment that a program would have. The library tells on
+/// stderr what that filter lets through.
+pub(crate) fn run(args: &RunArgs, log: Option<&str>) -> Result<(), RunError> {
     let folder = library::folder(args.library.as_deref())?;
     let preload = args.rsocket.then(|| library::preload(&folder));
     let preload = preload.transpose()?.map(with_those_before);
     let mut environment = environment(args, folder);
+    environment.extend(log.map(|filter| ("VERBS_LOG", filter.into())));
     environment.extend(preload.map(|preload| ("LD_PRELOAD", preload)));
     let Some((program, rest)) = args.program.split_first() else {
         return print(&environment).map_err(RunError::Print);

@@ -145,7 +145,7 @@ extern "C" fn leave() {
 impl Manager {
     fn open() -> Result<Arc<Self>, Errno> {
         let made = device::hca()?;
-        let device = made.hca.open().wait()?;
+        let device = made.opened()?;
         let (verbs, pd) = shown_device()?;
         let way = if made.network == Network::Iwarp {
             // SAFETY: opened just now, and never closed. Endpoints are of the device that queue pairs are on.
