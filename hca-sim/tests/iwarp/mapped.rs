@@ -26,6 +26,12 @@ fn listening(host: &Host) -> (CmEndpoint, Receiver<CmEvent>) {
     (listener, requests)
 }
 
+/// Takes the next request, and rejects it.
+fn reject(requests: &Receiver<CmEvent>) {
+    let rejecting = request(requests).endpoint;
+    rejecting.reject(Vec::new()).wait().unwrap();
+}
+
 /// A connect under way.
 struct Attempt {
     _endpoint: CmEndpoint,
@@ -165,11 +171,7 @@ fn a_number_is_real_unless_the_mapper_says_otherwise() {
         let (listener, requests) = listening(server);
         let since = Instant::now();
         let attempt = Attempt::to(&client, listener.local());
-        request(&requests)
-            .endpoint
-            .reject(Vec::new())
-            .wait()
-            .unwrap();
+        reject(&requests);
         let waited = since.elapsed() >= Duration::from_secs(2);
         // A busy machine may take long for either.
         assert!(waited || !is_silent, "{:?}", since.elapsed());
@@ -255,11 +257,7 @@ fn another_mapper_of_the_host_is_left_alone() {
     let (client, server) = (Host::new(address(74, 2)), asking(ip));
     let (listener, requests) = listening(&server);
     let attempt = Attempt::to(&client, listener.local());
-    request(&requests)
-        .endpoint
-        .reject(Vec::new())
-        .wait()
-        .unwrap();
+    reject(&requests);
     assert!(attempt.reply().is_ok());
 }
 
@@ -310,10 +308,6 @@ fn strangers_at_the_mappers_port_keep_nobody_out() {
     }
     assert!(got <= sent, "{got} bytes for {sent}");
     let attempt = Attempt::to(&client, listener.local());
-    request(&requests)
-        .endpoint
-        .reject(Vec::new())
-        .wait()
-        .unwrap();
+    reject(&requests);
     assert!(matches!(attempt.reply(), Ok(CmReply::Rejected(_))));
 }

@@ -4,7 +4,7 @@
 //! The engine is a TCP of its own: that of this host, at other addresses than the device has.
 
 use std::collections::BTreeSet;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::channel;
@@ -16,7 +16,9 @@ use hca_sim::stream::{Bound, Interest, Offloaded, Stream, StreamLink, Token};
 use hca_sim::{Hca, Tcp, connected_qps};
 use verbs_core::{CmReply, Error, Issued, PortCaps, Provider, QpState, Recv, Seed, Send, WcStatus};
 
-use crate::support::{End, Events, Host, PATIENCE, address, connect, param, request, until};
+use crate::support::{
+    End, Host, PATIENCE, address, all, bind, connect, free, holds_nothing, param, refused, request,
+};
 
 /// Where the engine has an address.
 fn there(at: SocketAddr) -> SocketAddr {
@@ -143,28 +145,6 @@ fn host(ips: &[IpAddr]) -> Host {
 fn sharing(ips: &[IpAddr], space: TcpPortSpace) -> Host {
     let link = Offloaded::new(Engine::at(ips), space);
     Host::of(ips[0], Hca::over_streams(link))
-}
-
-fn bind(host: &Host, local: SocketAddr) -> Result<verbs_core::CmEndpoint, Error> {
-    host.device.bind_cm(local, Events::new().0).wait()
-}
-
-fn all(port: u16) -> SocketAddr {
-    SocketAddr::from(([0; 4], port))
-}
-
-fn refused(at: SocketAddr) {
-    let error = TcpListener::bind(at).expect_err("it is taken");
-    assert_eq!(error.kind(), ErrorKind::AddrInUse, "{at}");
-}
-
-fn free(at: SocketAddr) {
-    drop(TcpListener::bind(at).expect("it is free"));
-}
-
-fn holds_nothing(host: &Host) {
-    let space = host.hca.port_space().expect("it has the host's");
-    until("no number is held", || space.is_empty());
 }
 
 /// A message from one end to the other.

@@ -5,34 +5,12 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 
-use verbs_core::{CmEndpoint, CmReply, Error, Issued, Recv, Send, WcStatus};
+use verbs_core::{CmReply, Error, Issued, Recv, Send, WcStatus};
 
-use crate::support::{Events, Host, PATIENCE, address, connect, param, request, until};
-
-fn bind(host: &Host, local: SocketAddr) -> Result<CmEndpoint, Error> {
-    host.device.bind_cm(local, Events::new().0).wait()
-}
-
-/// The wildcard of IPv4, with that number.
-fn all(port: u16) -> SocketAddr {
-    SocketAddr::from(([0; 4], port))
-}
-
-/// That an ordinary socket cannot have that address.
-fn refused(at: SocketAddr) {
-    let error = TcpListener::bind(at).expect_err("it is taken");
-    assert_eq!(error.kind(), ErrorKind::AddrInUse, "{at}");
-}
-
-/// That an ordinary socket can have it.
-fn free(at: SocketAddr) {
-    drop(TcpListener::bind(at).expect("it is free"));
-}
-
-fn holds_nothing(host: &Host) {
-    let space = host.hca.port_space().expect("it is over TCP");
-    until("no number is held", || space.is_empty());
-}
+use crate::support::{
+    Events, Host, PATIENCE, address, all, bind, connect, free, holds_nothing, param, refused,
+    request, until,
+};
 
 /// Goal: C2, C1. Method: connects whose endpoints were bound to no number, beside ordinary connections that are not
 /// bound either: all numbers differ, and an ordinary socket gets none of them while the connection lives.

@@ -1,6 +1,7 @@
 //! Hosts, and connections between them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 use hca_sim::clock::VirtualClock;
 use hca_sim::{Builder, Hca};
 use verbs_core::{
-    Access, CmEndpoint, CmEvent, CmParam, CmReply, CmRequest, CmSink, Cq, Device, Memory, Mr, Pd,
-    Qp, QpInit, Wc,
+    Access, CmEndpoint, CmEvent, CmParam, CmReply, CmRequest, CmSink, Cq, Device, Error, Memory,
+    Mr, Pd, Qp, QpInit, Wc,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -180,4 +181,30 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "{what}");
         std::thread::yield_now();
     }
+}
+
+pub(crate) fn bind(host: &Host, local: SocketAddr) -> Result<CmEndpoint, Error> {
+    host.device.bind_cm(local, Events::new().0).wait()
+}
+
+/// The wildcard of IPv4, with that number.
+pub(crate) fn all(port: u16) -> SocketAddr {
+    SocketAddr::from(([0; 4], port))
+}
+
+/// That an ordinary socket cannot have that address.
+pub(crate) fn refused(at: SocketAddr) {
+    let error = TcpListener::bind(at).expect_err("it is taken");
+    assert_eq!(error.kind(), ErrorKind::AddrInUse, "{at}");
+}
+
+/// That an ordinary socket can have it.
+pub(crate) fn free(at: SocketAddr) {
+    drop(TcpListener::bind(at).expect("it is free"));
+}
+
+/// That no number is held, or soon none is.
+pub(crate) fn holds_nothing(host: &Host) {
+    let space = host.hca.port_space().expect("it is over TCP");
+    until("no number is held", || space.is_empty());
 }

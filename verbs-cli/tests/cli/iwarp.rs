@@ -7,6 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::host::{APART, can_be_apart};
 use crate::run::{Ended, Place, VERBS, WIRE, address_of, content};
 use crate::wire::{Background, free_port};
 
@@ -279,7 +280,7 @@ fn a_copy_that_loses_its_peer_ends() {
 
 /// What a network namespace of its own runs: a service at all addresses, beside which addresses come and go. `$0` is `verbs`.
 const FOLLOWS: &str = r#"
-ip link set lo up && ip addr add 10.77.0.1/32 dev lo || exit 9
+ip addr add 10.77.0.1/32 dev lo || exit 9
 "$0" rping -s -P --transport iwarp -p 7200 & server=$!
 ask() { "$0" rping -c -C 2 --transport iwarp -a "$1" -p 7200 2>said; }
 until ask 10.77.0.1; do grep -q -e refused -e 'nobody listens' said || exit 1; done
@@ -292,18 +293,12 @@ kill $server
 /// Goal: C5, a service at all addresses is at those that interfaces get later, and serves on when one goes.
 #[test]
 fn a_service_at_all_addresses_follows_interfaces() {
-    let place = Place::new();
-    let apart = ["unshare", "--user", "--map-root-user", "--net"];
-    let possible = Command::new(apart[0])
-        .args(&apart[1..])
-        .arg("true")
-        .status();
-    if !possible.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: the system allows no network namespaces");
+    if !can_be_apart() {
         return;
     }
-    let mut command = Command::new(apart[0]);
-    command.args(&apart[1..]).args(["sh", "-c", FOLLOWS, VERBS]);
+    let place = Place::new();
+    let mut command = Command::new(APART[0]);
+    command.args(&APART[1..]).args(["sh", "-c", FOLLOWS, VERBS]);
     let ended = Background::run(command.current_dir(place.path("."))).end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
