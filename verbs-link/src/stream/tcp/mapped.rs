@@ -7,7 +7,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -15,6 +14,7 @@ use rustix::time::{
 use verbs_core::sync::{Arc, Mutex};
 use verbs_wire::iwarp::{MAPPER_PORT, MapperMessage};
 
+use super::drawn;
 use super::poller::Poller;
 use super::socket::Socket;
 use crate::port_space::mapper::{MapperEvent, MapperSocket, PortMapper};
@@ -27,14 +27,6 @@ const WAIT: Duration = Duration::from_millis(500);
 
 /// What the sockets of [`Answers`] are watched under; no owner's token.
 pub(super) const ANSWERS: Token = Token(u64::MAX);
-
-/// A mapper's first question.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // So few bytes come whole or not at all, and only a kernel older than 3.17 has none.
-    let _ = getrandom(&mut bytes, GetRandomFlags::empty());
-    u64::from_ne_bytes(bytes)
-}
 
 /// A connect that waits for the peer's mapper.
 struct Asking {
@@ -77,7 +69,7 @@ impl Asking {
         )?;
         let clock = Clock::wall();
         let space = TcpPortSpace::of([]);
-        let mut mapper = PortMapper::new(space, random()).waiting(WAIT);
+        let mut mapper = PortMapper::new(space, u64::from_ne_bytes(drawn())).waiting(WAIT);
         let mut local = socket.local_addr()?;
         local.set_port(port.local().port());
         let asked = mapper
@@ -274,8 +266,14 @@ impl fmt::Debug for MappedStream {
 pub(super) struct Answers {
     addresses: Vec<IpAddr>,
     poller: Arc<Poller>,
-    sockets: Mutex<Vec<MapperSocket>>,
-    listeners: Mutex<usize>,
+    open: Mutex<Open>,
+}
+
+/// Its sockets, as long as there are listeners.
+#[derive(Default)]
+struct Open {
+    listeners: usize,
+    sockets: Vec<MapperSocket>,
 }
 
 impl Answers {
@@ -283,24 +281,22 @@ impl Answers {
         Arc::new(Self {
             addresses,
             poller,
-            sockets: Mutex::default(),
-            listeners: Mutex::default(),
+            open: Mutex::default(),
         })
     }
 
     /// Answers for a listener from now on, as long as what is returned is kept.
     pub(super) fn listen(self: &Arc<Self>, local: SocketAddr) -> Answered {
-        let mut listeners = self.listeners.lock();
-        let mut sockets = self.sockets.lock();
-        if *listeners == 0 {
+        let mut open = self.open.lock();
+        if open.listeners == 0 {
             let opened = self
                 .addresses
                 .iter()
                 .filter_map(|&address| self.open(address));
-            *sockets = opened.collect();
+            open.sockets = opened.collect();
         }
-        *listeners += 1;
-        for socket in &mut *sockets {
+        open.listeners += 1;
+        for socket in &mut open.sockets {
             // One that is there already is mapped to itself as well.
             let _ = socket.mapper.map_to_itself(local);
         }
@@ -311,7 +307,7 @@ impl Answers {
     }
 
     fn open(&self, address: IpAddr) -> Option<MapperSocket> {
-        let mapper = PortMapper::new(TcpPortSpace::of([address]), random());
+        let mapper = PortMapper::new(TcpPortSpace::of([address]), u64::from_ne_bytes(drawn()));
         let opened = MapperSocket::on(address, mapper).and_then(|socket| {
             let watched = self
                 .poller
@@ -327,7 +323,7 @@ impl Answers {
 
     /// The sockets have something.
     pub(super) fn turn(&self) {
-        for socket in &mut *self.sockets.lock() {
+        for socket in &mut self.open.lock().sockets {
             if let Err(error) = socket.turn() {
                 tracing::debug!(target: "verbs::cm", %error, "the port mapper does not answer");
             }
@@ -346,16 +342,15 @@ pub(super) struct Answered {
 
 impl Drop for Answered {
     fn drop(&mut self) {
-        let mut listeners = self.answers.listeners.lock();
-        let mut sockets = self.answers.sockets.lock();
-        *listeners -= 1;
-        for socket in &mut *sockets {
+        let mut open = self.answers.open.lock();
+        open.listeners -= 1;
+        for socket in &mut open.sockets {
             // It was refused when there were too many.
             let _ = socket.mapper.unmap(self.local);
         }
-        if *listeners == 0 {
+        if open.listeners == 0 {
             // The next mapper of the host has the port.
-            sockets.clear();
+            open.sockets.clear();
         }
     }
 }

@@ -90,6 +90,14 @@ impl Tcp {
     }
 }
 
+/// A few bytes that nobody can guess.
+fn drawn<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    // So few come whole or not at all, and only a kernel older than 3.17 has none.
+    let _ = getrandom(&mut bytes, GetRandomFlags::empty());
+    bytes
+}
+
 impl StreamLink for Tcp {
     fn addresses(&self) -> Vec<IpAddr> {
         self.addresses.clone()
@@ -133,10 +141,7 @@ impl StreamLink for Tcp {
     }
 
     fn seed(&self) -> Seed {
-        let mut key = [0; 16];
-        // So few bytes come whole or not at all, and only a kernel older than 3.17 has none.
-        let _ = getrandom(&mut key, GetRandomFlags::empty());
-        Seed::secret(key)
+        Seed::secret(drawn())
     }
 }
 
