@@ -59,7 +59,7 @@ pub(crate) struct QueuePair {
     pub(crate) me: Weak<Self>,
 }
 
-/// Whoever has a queue pair reads its record.
+/// Users of a queue pair read its record through it.
 impl Deref for QueuePair {
     type Target = Record;
 
