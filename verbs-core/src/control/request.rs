@@ -16,13 +16,17 @@ use crate::command::{
 };
 use crate::error::Error;
 use crate::object::Target;
-use crate::routine::{self, AnyRoutine, Finish, Raise, no_block};
+use crate::routine::{self, AnyRoutine, Raise, no_block};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::park::block_on;
 use crate::verb::table;
 use crate::verb::{Admit, Verb};
 use crate::watch::{self, Current};
+
+mod deliver;
+
+use deliver::{Finish, announce, deliver};
 
 /// A verb with its arguments and target, not issued yet. Dropping it does nothing.
 ///
@@ -174,7 +178,7 @@ impl<'a, V: Verb> Request<'a, V> {
             Some(Outcome::Done(result)) => {
                 let _owed = Delivery::of::<V>(is_admitted, target.get(), &result);
                 if let Some(routine) = consumer.routine.take() {
-                    routine::deliver::<V>(result, routine);
+                    deliver::<V>(result, routine);
                 }
                 Issued::Completed
             }
@@ -204,10 +208,10 @@ impl<'a, V: Verb> Request<'a, V> {
                 match consumer.routine.take() {
                     Some(routine) if V::ORDERED => routine::queue_call(move || {
                         let _owed = owed;
-                        routine::deliver::<V>(result, routine);
+                        deliver::<V>(result, routine);
                     }),
                     Some(routine) => {
-                        routine::queue_call(move || routine::deliver::<V>(result, routine));
+                        routine::queue_call(move || deliver::<V>(result, routine));
                     }
                     None => {}
                 }
@@ -245,7 +249,7 @@ impl<'a, V: Verb> Request<'a, V> {
             Some(Outcome::Pended(slot)) => (wait_for::<V>(&slot), None),
             None => unanswered(),
         };
-        routine::announce::<V>(&result);
+        announce::<V>(&result);
         result
     }
 }
@@ -430,7 +434,7 @@ impl<V: Verb> Future for RequestFuture<'_, V> {
             match site.outcome.into_inner() {
                 Some(Outcome::Done(result)) => {
                     let _owed = Delivery::of::<V>(is_admitted, me.target.get(), &result);
-                    routine::announce::<V>(&result);
+                    announce::<V>(&result);
                     return Poll::Ready(result);
                 }
                 Some(Outcome::Pended(slot)) => me.parked.0 = Some(slot),
@@ -458,7 +462,7 @@ impl<V: Verb> RequestFuture<'_, V> {
             return Poll::Pending;
         };
         let result = slot.consume::<V>(body);
-        routine::announce::<V>(&result);
+        announce::<V>(&result);
         self.parked.0 = None;
         Poll::Ready(result)
     }

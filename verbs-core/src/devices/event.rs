@@ -12,9 +12,12 @@ use crate::sync::atomic::Ordering::Relaxed;
 
 pub(crate) mod hub;
 mod kind;
+mod next;
+mod raise;
 
-pub use hub::{MAX_WAITING, NextEvent};
+pub use hub::MAX_WAITING;
 pub use kind::{AsyncEvent, EventType, EventWatcher, Subject, Undelivered};
+pub use next::NextEvent;
 
 impl Device {
     /// The next asynchronous event: completes when there is one. Several may be parked; each event

@@ -143,7 +143,7 @@ impl CreateCq {
         let queue: Weak<CqCore> = Arc::downgrade(&core);
         if device.fatal.watch(queue) {
             // No thread has the queue yet: it is told of this when its create has been delivered.
-            device.events.hold_end(&*core);
+            device.hold_end(&*core);
         }
         Cq { core, raw }
     }

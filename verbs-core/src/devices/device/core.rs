@@ -65,7 +65,8 @@ impl Target for DeviceCore {
 
     fn closing(&self) {
         self.events.close(Error::Closing);
-        self.fatal.close();
+        // Each waker is a call of its own, so that one that panics keeps no other task asleep.
+        routine::collect(|| self.fatal.close().tell(routine::wake, |_| {}));
     }
 }
 
@@ -113,7 +114,7 @@ impl DeviceCore {
                 .filter_map(|(index, slot)| Some((index, slot.inspect()?.generation)));
             let count = pending.filter(|&id| fail(id)).count();
             self.end(Error::DeviceRemoved);
-            self.events.tell_removed();
+            self.tell_removed();
             count
         })
     }

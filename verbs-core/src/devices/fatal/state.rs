@@ -4,7 +4,6 @@
 use std::task::Waker;
 
 use crate::error::Error;
-use crate::routine;
 use crate::sync::Weak;
 use crate::sync::plain::Mutex;
 
@@ -105,32 +104,26 @@ impl<Q: ?Sized> FatalState<Q> {
         drop(waker);
     }
 
-    /// The device's close was accepted: futures wait no longer.
-    pub(crate) fn close(&self) {
-        let wakers = {
-            let mut waiting = self.0.lock();
-            waiting.is_closing = true;
-            std::mem::take(&mut waiting.wakers)
-        };
-        wake_all(wakers);
+    /// The device's close was accepted: futures wait no longer. Returns the tasks that have to be told.
+    pub(crate) fn close(&self) -> Concerned<Q> {
+        let mut waiting = self.0.lock();
+        waiting.is_closing = true;
+        Concerned {
+            wakers: std::mem::take(&mut waiting.wakers),
+            queues: Vec::new(),
+        }
     }
 }
 
 impl<Q: ?Sized> Concerned<Q> {
-    /// Wakes the tasks, and tells the queues that are left by `tell`. Hold no lock.
-    pub(crate) fn tell(self, tell: impl Fn(&Q)) {
-        wake_all(self.wakers);
+    /// Wakes the tasks by `wake`, which returns whatever a waker does, and tells the queues that are left by `tell`. Hold no
+    /// lock.
+    pub(crate) fn tell(self, wake: impl Fn(Waker), tell: impl Fn(&Q)) {
+        for (_, waker) in self.wakers {
+            wake(waker);
+        }
         for queue in self.queues.iter().filter_map(Weak::upgrade) {
             tell(&queue);
         }
     }
-}
-
-/// Each waker is a call of its own, so that one that panics keeps no other task asleep.
-fn wake_all(wakers: Vec<(u64, Waker)>) {
-    routine::collect(|| {
-        for (_, waker) in wakers {
-            routine::defer(move || waker.wake());
-        }
-    });
 }
