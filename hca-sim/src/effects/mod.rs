@@ -43,45 +43,99 @@ pub(crate) struct Few {
     pub(crate) told: SmallVec<[(Qpn, Told, Option<WcStatus>); 1]>,
 }
 
-/// The effects that are not part of moving messages.
-#[derive(Default)]
-pub(crate) struct Rare {
-    pub(crate) fail: Vec<Arc<dyn QpEvents>>,
-    /// Queue pairs whose packets find no room on the link.
-    pub(crate) stalled: Vec<Arc<dyn QpEvents>>,
-    /// Queue pairs that have more to do as soon as this is done.
-    pub(crate) again: Vec<Arc<dyn QpEvents>>,
+/// An effect that seldom follows from moving messages.
+///
+/// They are carried out in the order of the variants, those of one variant in the order in which they were added.
+pub(crate) enum Effect {
     /// Keys that have something to release.
-    pub(crate) settle: Vec<(Arc<MrTable>, u32)>,
-    /// Further jobs.
-    pub(crate) after: Vec<Job>,
-    pub(crate) overrun: Vec<Arc<CqRing>>,
-    /// Queue pairs that were put off by a completion queue that changes hands.
-    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<dyn QpEvents>)>,
-    /// Queue pairs whose send queue goes to SQE.
-    pub(crate) fail_sends: Vec<Arc<dyn QpEvents>>,
-    pub(crate) contact: Vec<Arc<dyn QpEvents>>,
-    /// The changes that the link has reported.
-    pub(crate) news: Vec<Change>,
-    pub(crate) raise: Vec<(Arc<dyn QpEvents>, EventType)>,
-    pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
-    /// Queue pairs that wait until no thread looks at what a key stood for.
-    pub(crate) later: Vec<(Arc<dyn QpEvents>, Arc<MrTable>, u32)>,
-    /// Queue pairs whose inline CQEs are to be recalled, and the senders that need it.
-    pub(crate) recall: Vec<(Arc<dyn QpEvents>, Arc<dyn QpEvents>)>,
+    Settle(Arc<MrTable>, u32),
+    /// A message has arrived.
+    Contact(Arc<dyn QpEvents>),
+    /// The queue pair goes to ERR.
+    Fail(Arc<dyn QpEvents>),
+    /// Its send queue goes to SQE.
+    FailSends(Arc<dyn QpEvents>),
+    /// Completions were lost.
+    Overrun(Arc<CqRing>),
+    Raise(Arc<dyn QpEvents>, EventType),
+    SrqLimit(Arc<SharedReceives>),
+    /// After the handlers: the queue pair waits until no thread looks at what a key stood for.
+    Later(Arc<dyn QpEvents>, Arc<MrTable>, u32),
+    /// The responder's inline CQEs are recalled, because the sender needs it.
+    Recall {
+        responder: Arc<dyn QpEvents>,
+        sender: Arc<dyn QpEvents>,
+    },
+    /// A further job.
+    Run(Job),
+    /// A completion queue that changes hands has put the queue pair off.
+    WaitForCq(Arc<CqRing>, Arc<dyn QpEvents>),
+    /// For the driver: the link has reported a change.
+    Link(Change),
+    /// For the driver: the packets of the queue pair find no room on the link.
+    Stalled(Arc<dyn QpEvents>),
+    /// For the holder: the queue pair has more to do as soon as this is done.
+    Again(Arc<dyn QpEvents>),
 }
+
+impl Effect {
+    /// The place of its variant.
+    fn order(&self) -> u8 {
+        match self {
+            Self::Settle(..) => 0,
+            Self::Contact(_) => 1,
+            Self::Fail(_) => 2,
+            Self::FailSends(_) => 3,
+            Self::Overrun(_) => 4,
+            Self::Raise(..) => 5,
+            Self::SrqLimit(_) => 6,
+            Self::Later(..) => 7,
+            Self::Recall { .. } => 8,
+            Self::Run(_) => 9,
+            Self::WaitForCq(..) => 10,
+            Self::Link(_) => 11,
+            Self::Stalled(_) => 12,
+            Self::Again(_) => 13,
+        }
+    }
+
+    /// Whether it comes before handlers of completion queues are called, and verbs completed.
+    fn is_first(&self) -> bool {
+        self.order() < 7
+    }
+
+    /// Carries it out; `overrun` as in [`Effects::carry_out`]. Returns what the holder of the machine has to do itself.
+    fn carry_out(self, overrun: &dyn Fn(&Arc<CqRing>)) -> Option<Self> {
+        match self {
+            Self::Settle(mrs, index) => mrs.settle(index),
+            Self::Contact(qp) => qp.contact(),
+            Self::Fail(qp) => {
+                qp.fail();
+            }
+            Self::FailSends(qp) => qp.fail_sends(),
+            Self::Overrun(cq) => overrun(&cq),
+            Self::Raise(qp, event) => qp.raise(event),
+            Self::SrqLimit(srq) => srq.raise_limit(),
+            Self::Later(qp, mrs, index) => mrs.when_over(index, move || qp.kick()),
+            Self::Recall { responder, sender } => responder.recall(Box::new(move || sender.kick())),
+            Self::Run(job) => job(),
+            Self::WaitForCq(cq, qp) => {
+                // If the queue has changed hands since, the queue pair tries again at once.
+                let changed = cq.convert(Arc::clone(&qp) as Arc<dyn WaitsForCq>);
+                return changed.then_some(Self::Again(qp));
+            }
+            Self::Link(_) | Self::Stalled(_) | Self::Again(_) => return Some(self),
+        }
+        None
+    }
+}
+
+/// Effects that are not part of moving messages.
+#[derive(Default)]
+struct Rare(Vec<Effect>);
 
 /// Ports that packets have been delivered to; most often it is one.
 pub(crate) type Fed = SmallVec<[Arc<dyn Due>; 1]>;
-
-/// See [`Effects::take_packets`].
-pub(crate) struct ForDriver {
-    pub(crate) stalled: Vec<Arc<dyn QpEvents>>,
-    pub(crate) blocked: bool,
-    pub(crate) fed: Fed,
-    pub(crate) news: Vec<Change>,
-    pub(crate) again: Vec<Arc<dyn QpEvents>>,
-}
 
 /// Calls for each of a list. Most lists are empty, and draining one costs more than looking at it.
 macro_rules! each {
@@ -100,17 +154,26 @@ impl Effects {
         self.few.get_or_insert_default()
     }
 
-    /// The lists of what seldom happens.
+    /// Adds one that is not part of moving messages.
     #[cold]
-    pub(crate) fn rare(&mut self) -> &mut Rare {
-        self.rare.get_or_insert_default()
+    pub(crate) fn add(&mut self, effect: Effect) {
+        self.rare.get_or_insert_default().0.push(effect);
+    }
+
+    /// Adds several.
+    #[cold]
+    pub(crate) fn add_all(&mut self, effects: impl IntoIterator<Item = Effect>) {
+        let mut effects = effects.into_iter().peekable();
+        if effects.peek().is_some() {
+            self.rare.get_or_insert_default().0.extend(effects);
+        }
     }
 
     /// Whether a completion queue that changes hands has put off a queue pair.
     pub(crate) fn waits(&self) -> bool {
-        self.rare
-            .as_ref()
-            .is_some_and(|rare| !rare.waiting.is_empty())
+        let waits = |effect: &Effect| matches!(effect, Effect::WaitForCq(..));
+        let rare = self.rare.as_ref();
+        rare.is_some_and(|rare| rare.0.iter().any(waits))
     }
 
     /// The responder has refused a message: it goes to ERR. No completion reports the reason unless a receive was
@@ -124,9 +187,8 @@ impl Effects {
             WcStatus::RemAccessErr => Some(EventType::QpAccessErr),
             _ => Some(EventType::QpReqErr),
         };
-        let rare = self.rare();
-        rare.fail.push(Arc::clone(&responder));
-        rare.raise.extend(event.map(|event| (responder, event)));
+        self.add(Effect::Fail(Arc::clone(&responder)));
+        self.add_all(event.map(|event| Effect::Raise(responder, event)));
     }
 
     /// Inline CQEs have to be recalled before the sender's machine continues, which owns that direction.
@@ -134,8 +196,8 @@ impl Effects {
         direct.ring.count_recall();
         // The direct path was alive under the pin that its machine is inside, so its responder lives.
         let responder = direct.responder.upgrade();
-        let recalled = responder.map(|responder| (responder, sender));
-        self.rare().recall.extend(recalled);
+        let recalled = responder.map(|responder| Effect::Recall { responder, sender });
+        self.add_all(recalled);
     }
 
     /// Whether all that follows is that handlers of completion queues are called.
@@ -145,49 +207,46 @@ impl Effects {
         self.rare.is_none() && !self.blocked && self.few.as_ref().is_none_or(only_fires)
     }
 
-    /// The effects that the driver itself handles.
-    pub(crate) fn take_packets(&mut self) -> ForDriver {
-        let mut none = Rare::default();
-        let rare = self.rare.as_deref_mut().unwrap_or(&mut none);
-        ForDriver {
-            stalled: std::mem::take(&mut rare.stalled),
-            blocked: std::mem::take(&mut self.blocked),
-            fed: self
-                .few
-                .as_mut()
-                .map_or(Fed::new(), |few| std::mem::take(&mut few.fed)),
-            news: std::mem::take(&mut rare.news),
-            again: std::mem::take(&mut rare.again),
-        }
+    /// Whether packets wait for room on the link, and the ports on the same link that packets have been delivered to: for
+    /// the driver.
+    pub(crate) fn take_packets(&mut self) -> (bool, Fed) {
+        let fed = self.few.as_mut().map(|few| std::mem::take(&mut few.fed));
+        (std::mem::take(&mut self.blocked), fed.unwrap_or_default())
     }
 
     /// The queue pair continues when the completion queue has changed hands.
     pub(crate) fn wait_for(&mut self, cq: &Arc<CqRing>, qp: Arc<dyn QpEvents>) {
-        self.rare().waiting.push((Arc::clone(cq), qp));
+        self.add(Effect::WaitForCq(Arc::clone(cq), qp));
     }
 
-    /// Carries out the effects, outside of pins, locks and turns. Returns the queue pairs that were put off by a
-    /// completion queue that has changed hands since, and are to try again at once.
+    /// Carries out the effects, outside of pins, locks and turns. Returns what the holder of the machine has to do itself:
+    /// reports of the link, and queue pairs that are to be tried again; among them those that were put off by a completion
+    /// queue that has changed hands since.
     ///
     /// `overrun` takes down the queue pairs of a completion queue that has lost some.
     ///
     /// Routines, handlers and wakers run when the thread has done all of it, and has finished its turn ([`collect`]); a
     /// panic in one does not prevent the others.
-    pub(crate) fn carry_out(&mut self, overrun: &dyn Fn(&Arc<CqRing>)) -> Vec<Arc<dyn QpEvents>> {
-        let Self { few, rare, .. } = self;
+    pub(crate) fn carry_out(&mut self, overrun: &dyn Fn(&Arc<CqRing>)) -> Vec<Effect> {
+        let few = &mut self.few;
+        let mut rare = self.rare.take().map_or(Vec::new(), |rare| rare.0);
+        // Sorted without a change of order within a variant.
+        rare.sort_by_key(Effect::order);
         collect(|| {
             if let Some(few) = few {
                 each!(few.told, (qpn, told, gave_up) => tell(qpn, told, gave_up));
             }
-            if let Some(rare) = rare {
-                rare.before_handlers(overrun);
+            let first = rare.iter().take_while(|effect| effect.is_first()).count();
+            for effect in rare.drain(..first) {
+                effect.carry_out(overrun);
             }
             if let Some(few) = few {
                 each!(few.fire, cq => cq.fire());
                 each!(few.finish, finish => finish.complete());
             }
-            rare.as_mut()
-                .map_or(Vec::new(), |rare| rare.after_handlers())
+            let rest = rare.drain(..);
+            rest.filter_map(|effect| effect.carry_out(overrun))
+                .collect()
         })
     }
 
@@ -201,28 +260,5 @@ impl Effects {
         if let Some(few) = &mut self.few {
             collect(|| each!(few.fire, cq => cq.fire()));
         }
-    }
-}
-
-impl Rare {
-    /// What [`Effects::carry_out`] does before it calls handlers and completes verbs.
-    fn before_handlers(&mut self, overrun: &dyn Fn(&Arc<CqRing>)) {
-        each!(self.settle, (mrs, index) => mrs.settle(index));
-        each!(self.contact, qp => qp.contact());
-        each!(self.fail, qp => qp.fail());
-        each!(self.fail_sends, qp => qp.fail_sends());
-        each!(self.overrun, cq => overrun(&cq));
-        each!(self.raise, (qp, event) => qp.raise(event));
-        each!(self.srq_limit, srq => srq.raise_limit());
-    }
-
-    /// What it does afterwards; the same result.
-    fn after_handlers(&mut self) -> Vec<Arc<dyn QpEvents>> {
-        each!(self.later, (qp, mrs, index) => mrs.when_over(index, move || qp.kick()));
-        each!(self.recall, (responder, sender) => responder.recall(Box::new(move || sender.kick())));
-        each!(self.after, job => job());
-        let mut again = std::mem::take(&mut self.waiting);
-        again.retain(|(cq, qp)| cq.convert(Arc::clone(qp) as Arc<dyn WaitsForCq>));
-        again.into_iter().map(|(_, qp)| qp).collect()
     }
 }

@@ -7,7 +7,7 @@ use verbs_core::sync::atomic::Ordering::{AcqRel, Acquire};
 use verbs_core::{Gid, Psn, Qpn};
 
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::link::{Arrival, Verdict};
 use crate::port::Port;
 use crate::port::driver::{Driver, Reception, TurnTime, Work};
@@ -67,11 +67,11 @@ impl Driver {
         }
         while let Some(refusal) = link.refusal() {
             if let Some(hca) = self.hca.get().cloned() {
-                effects.rare().after.push(Box::new(move || {
+                effects.add(Effect::Run(Box::new(move || {
                     if let Some(hca) = hca.upgrade() {
                         hca.refused(&refusal);
                     }
-                }));
+                })));
             }
         }
         while let Some(qpns) = link.gone() {
@@ -87,7 +87,7 @@ impl Driver {
         // Asking the system costs a call, and the waiting thread is woken by changes.
         if self.waiter.is_none() || self.news.swap(false, AcqRel) {
             while let Some(change) = link.change() {
-                effects.rare().news.push(change);
+                effects.add(Effect::Link(change));
             }
         }
         came != 0 || came_by_stream

@@ -33,7 +33,7 @@ pub(crate) use self::sleep::sleep;
 pub(super) use self::visit::TurnTime;
 use self::visit::Visit;
 use crate::clock::Instant;
-use crate::effects::{Effects, ForDriver};
+use crate::effects::{Effect, Effects};
 use crate::engine::{Attend, Due};
 use crate::link::{Change, LinkCounters, PacketLink, Refusal, Verifier, Waiter};
 use crate::port::Port;
@@ -367,19 +367,24 @@ impl Driver {
             effects.call_handlers();
             return more;
         }
-        let ForDriver {
-            stalled,
-            blocked,
-            fed,
-            news,
-            mut again,
-        } = effects.take_packets();
-        let waits_for_room = blocked || !stalled.is_empty();
-        again.extend(effects.carry_out(&|cq| port.overrun(cq)));
-        let more = more || !again.is_empty();
-        for change in news {
-            self.tell(change);
+        self.settle_all(port, effects, more)
+    }
+
+    // Apart, because most turns only fire.
+    #[inline(never)]
+    fn settle_all(&self, port: &Port, effects: &mut Effects, more: bool) -> bool {
+        let (blocked, fed) = effects.take_packets();
+        let (mut stalled, mut again) = (Vec::new(), Vec::new());
+        for effect in effects.carry_out(&|cq| port.overrun(cq)) {
+            match effect {
+                Effect::Link(change) => self.tell(change),
+                Effect::Stalled(qp) => stalled.push(qp),
+                Effect::Again(qp) => again.push(qp),
+                _ => {}
+            }
         }
+        let waits_for_room = blocked || !stalled.is_empty();
+        let more = more || !again.is_empty();
         let has_fed = !fed.is_empty();
         for neighbour in fed {
             let now = port.engine.now();

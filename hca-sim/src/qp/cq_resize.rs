@@ -21,7 +21,7 @@ use verbs_core::Error;
 use verbs_core::mem::grace;
 use verbs_core::sync::{Arc, Mutex};
 
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::port::Port;
 use crate::qp::pairing::renew_direct_paths;
 use crate::queue::cq::{CqBuffer, CqRing};
@@ -91,7 +91,7 @@ impl Resize {
         let mut put = put.lock();
         if put.is_over {
             let over = self.change_lane();
-            effects.rare().after.push(Box::new(move || over.end()));
+            effects.add(Effect::Run(Box::new(move || over.end())));
         } else {
             self.ring.revive_lane();
             put.off = Some(self);

@@ -28,7 +28,7 @@ use verbs_link::stream::{Interest, Stream, StreamLink, Token};
 use verbs_wire::iwarp::{Setup, Startup};
 
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::engine::{Due, Engine};
 use crate::queue::base::counters::Count;
 use crate::queue::base::events::Job;
@@ -194,7 +194,7 @@ impl<Q: OnStream> Streams<Q> {
     }
 
     fn look_at_all(&self, busy: &mut Vec<Arc<Q>>, effects: &mut Effects) -> bool {
-        let mut tokens = Vec::new();
+        let (mut tokens, mut jobs) = (Vec::new(), Vec::new());
         self.link.ready(&mut tokens);
         let mut came = false;
         for token in tokens {
@@ -206,12 +206,13 @@ impl<Q: OnStream> Streams<Q> {
                 }
                 Some(Named::Endpoint(end)) => {
                     came = true;
-                    end.ready(token, &mut effects.rare().after);
+                    end.ready(token, &mut jobs);
                 }
                 Some(Named::Leaving) => self.part(token),
                 None => {}
             }
         }
+        effects.add_all(jobs.into_iter().map(Effect::Run));
         came
     }
 

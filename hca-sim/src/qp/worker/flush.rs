@@ -5,7 +5,7 @@ use verbs_core::mem::pin;
 use verbs_core::sync::Arc;
 
 use crate::direct::message::MessageFault;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::qp::QueuePair;
 use crate::qp::stats;
 use crate::qp::worker::{Oldest, WorkerState};
@@ -41,7 +41,7 @@ pub(super) fn end_in_error(
     }
     stats::record(qp, Told::empty(), Some(fault.status), effects);
     machine.oldest = Oldest::Failed(at);
-    effects.rare().fail.push(qp.events());
+    effects.add(Effect::Fail(qp.events()));
 }
 
 /// Completes the work request at that position of the ring; `false` as in `complete`.
@@ -166,7 +166,7 @@ fn complete(
     match pushed {
         Ok(pushed) if pushed.fire => effects.few().fire.push(Arc::clone(cq)),
         Ok(_) => {}
-        Err(Overrun) => effects.rare().overrun.push(Arc::clone(cq)),
+        Err(Overrun) => effects.add(Effect::Overrun(Arc::clone(cq))),
     }
     true
 }

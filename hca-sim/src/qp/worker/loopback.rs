@@ -10,7 +10,7 @@ use crate::clock::Instant;
 use crate::direct::local::{Local, execute};
 use crate::direct::message::{Done, Faulty, Message, MessageFault, MessageOutcome};
 use crate::direct::path::DirectPath;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::engine::Due;
 use crate::qp::QueuePair;
 use crate::qp::worker::flush;
@@ -92,7 +92,7 @@ fn step(
     };
     let outcome = message.carry_out();
     if direct.awaits_first() && outcome.arrives() {
-        effects.rare().contact.extend(direct.responder.upgrade());
+        effects.add_all(direct.responder.upgrade().map(Effect::Contact));
     }
     match outcome {
         MessageOutcome::Done(done) => {

@@ -13,7 +13,7 @@ use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::AcqRel;
 use verbs_core::{AltPath, Attr, DeviceCap, Error, EventType, MigState, QpAttr, Why};
 
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::link::Route;
 use crate::qp::QueuePair;
 use crate::qp::stats;
@@ -132,10 +132,7 @@ pub(super) fn is_from_either(
         }
         (true, _) => {
             if !std::mem::replace(&mut exchange.refused_migration, true) {
-                effects
-                    .rare()
-                    .raise
-                    .push((qp.events(), EventType::PathMigErr));
+                effects.add(Effect::Raise(qp.events(), EventType::PathMigErr));
             }
             false
         }
@@ -177,7 +174,7 @@ pub(super) fn migrate(qp: &Arc<QueuePair>, exchange: &mut PacketQp, effects: &mu
     qp.changes.fetch_add(1, AcqRel);
     qp.follow(exchange);
     stats::record(qp, Told::MIGRATED, None, effects);
-    effects.rare().raise.push((qp.events(), EventType::PathMig));
+    effects.add(Effect::Raise(qp.events(), EventType::PathMig));
 }
 
 /// Whether a packet came by exactly the path that the queue pair's own take in the other direction.

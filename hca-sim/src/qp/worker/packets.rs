@@ -12,7 +12,7 @@ use verbs_core::sync::MutexGuard;
 use verbs_core::{Access, Datagram, MigState, Mtu, PKey, Psn, QpAttr, QpState, QpType, Qpn};
 
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::engine::Due;
 use crate::link::Route;
 use crate::qp::QueuePair;
@@ -366,7 +366,7 @@ impl QueuePair {
         }
         if events.migrate {
             drop(pin);
-            effects.rare().again.push(self.events());
+            effects.add(Effect::Again(self.events()));
             return self.handle_events(exchange, machine, events, None, effects);
         }
         let mut lane = mail.of(self.qpn, route);
@@ -379,7 +379,7 @@ impl QueuePair {
             notify_congestion(path, &mut lane);
         }
         if more {
-            effects.rare().stalled.push(self.events());
+            effects.add(Effect::Stalled(self.events()));
         } else if mail.acks != Acks::Now && exchange.transport.is_answering() {
             mail.deferred = true;
         }
@@ -392,7 +392,7 @@ impl QueuePair {
         // The message that reports the reason to the peer has to be sent before sending stops.
         if exchange.failing && !exchange.transport.is_answering() {
             exchange.failing = false;
-            effects.rare().fail.push(self.events());
+            effects.add(Effect::Fail(self.events()));
         }
     }
 
@@ -417,7 +417,7 @@ impl QueuePair {
             return;
         };
         if transport.transmit_last(path, &mut mail.of(self.qpn, route)) {
-            effects.rare().stalled.push(self.events());
+            effects.add(Effect::Stalled(self.events()));
         }
     }
 
@@ -552,12 +552,12 @@ fn post_datagrams(
     };
     let mut post = Datagrams { qp, mail };
     if transport.post(&ends, &mut post, &mut events) {
-        effects.rare().stalled.push(qp.events());
+        effects.add(Effect::Stalled(qp.events()));
     }
     drop(pin);
     qp.handle_events(exchange, machine, events, None, effects);
     if std::mem::take(&mut exchange.failing) {
-        effects.rare().fail.push(qp.events());
+        effects.add(Effect::Fail(qp.events()));
     }
 }
 

@@ -7,7 +7,7 @@ use verbs_core::{EventType, QpState, collect};
 use crate::clock::Instant;
 use crate::direct::message::Done;
 use crate::direct::path::DirectPath;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::engine::Due;
 use crate::port::ready::{Listed, Mark};
 use crate::qp::QueuePair;
@@ -54,18 +54,18 @@ impl QueuePair {
             effects.few().fire.push(Arc::clone(&direct.cq));
         }
         if done.overrun_recv {
-            effects.rare().overrun.push(Arc::clone(&direct.cq));
+            effects.add(Effect::Overrun(Arc::clone(&direct.cq)));
         }
         self.note_own(done, effects);
         if done.srq_limit {
-            effects.rare().srq_limit.extend(direct.srq.clone());
+            effects.add_all(direct.srq.clone().map(Effect::SrqLimit));
         }
         if done.fail_responder {
-            effects.rare().fail.extend(direct.responder.upgrade());
+            effects.add_all(direct.responder.upgrade().map(Effect::Fail));
         }
         if let Some(index) = done.settle {
-            let theirs = (Arc::clone(&direct.mrs), index);
-            effects.rare().settle.push(theirs);
+            let theirs = Effect::Settle(Arc::clone(&direct.mrs), index);
+            effects.add(theirs);
         }
     }
 
@@ -75,11 +75,11 @@ impl QueuePair {
             effects.few().fire.push(Arc::clone(&self.send_cq));
         }
         if done.overrun_send {
-            effects.rare().overrun.push(Arc::clone(&self.send_cq));
+            effects.add(Effect::Overrun(Arc::clone(&self.send_cq)));
         }
         if let Some(index) = done.settle_own {
-            let own = (Arc::clone(&self.port.mrs), index);
-            effects.rare().settle.push(own);
+            let own = Effect::Settle(Arc::clone(&self.port.mrs), index);
+            effects.add(own);
         }
     }
 
@@ -149,6 +149,13 @@ impl QueuePair {
                 }
             });
         }
+        self.handle_all(direct, done);
+    }
+
+    // Apart, because most messages only fire.
+    #[cold]
+    #[inline(never)]
+    fn handle_all(self: &Arc<Self>, direct: &DirectPath, done: Done) {
         let mut effects = Effects::default();
         self.note(direct, done, &mut effects);
         // Nothing is put off by a message that is done.
@@ -208,11 +215,11 @@ impl QueuePair {
             }
             if drained && std::mem::take(&mut control.tell_drained) {
                 let me = self.events();
-                effects.rare().raise.push((me, EventType::SqDrained));
+                effects.add(Effect::Raise(me, EventType::SqDrained));
             }
             if self.state() == QpState::Err && std::mem::take(&mut control.tell_last_wqe) {
                 let me = self.events();
-                effects.rare().raise.push((me, EventType::QpLastWqeReached));
+                effects.add(Effect::Raise(me, EventType::QpLastWqeReached));
             }
             let owes = control.tell_drained || control.tell_last_wqe;
             self.worker.owes.keep(owes);
@@ -279,35 +286,34 @@ fn note_events(
     if !told.is_empty() || gave_up.is_some() {
         stats::record(qp, told, gave_up, effects);
     }
-    let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
-    let own = |index| (Arc::clone(&qp.port.mrs), index);
+    let own = |index| Effect::Settle(Arc::clone(&qp.port.mrs), index);
     if settle != [None; 2] {
-        let settle = settle.into_iter().flatten().map(own);
-        effects.rare().settle.extend(settle);
+        effects.add_all(settle.into_iter().flatten().map(own));
     }
     if again {
-        effects.rare().again.push(qp.events());
+        effects.add(Effect::Again(qp.events()));
     }
     if let Some(index) = later {
         let mrs = Arc::clone(&qp.port.mrs);
-        effects.rare().later.push((qp.events(), mrs, index));
+        effects.add(Effect::Later(qp.events(), mrs, index));
     }
     if overrun_send || overrun_recv {
-        let overrun = &mut effects.rare().overrun;
-        overrun.extend(noted(overrun_send, &qp.send_cq));
-        overrun.extend(noted(overrun_recv, recv_cq));
+        let send_cq = overrun_send.then_some(&qp.send_cq);
+        let lost = [send_cq, overrun_recv.then_some(recv_cq)];
+        let lost = lost.into_iter().flatten().cloned();
+        effects.add_all(lost.map(Effect::Overrun));
     }
     if srq_limit {
-        effects.rare().srq_limit.extend(srq.cloned());
+        effects.add_all(srq.cloned().map(Effect::SrqLimit));
     }
     if fail_sends {
-        effects.rare().fail_sends.push(qp.events());
+        effects.add(Effect::FailSends(qp.events()));
     }
     if contact && !qp.contacted.load(Acquire) {
-        effects.rare().contact.push(qp.events());
+        effects.add(Effect::Contact(qp.events()));
     }
     if let Some(event) = event {
-        effects.rare().raise.push((qp.events(), event));
+        effects.add(Effect::Raise(qp.events(), event));
     }
 }
 

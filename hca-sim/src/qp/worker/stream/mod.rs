@@ -13,7 +13,7 @@ use verbs_core::sync::{Arc, MutexGuard, Weak};
 use verbs_core::{CmEvent, Error, QpAttr, defer};
 use verbs_wire::iwarp::Fpdu;
 
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::port::streams::Streams;
 use crate::port::streams::buffers::{FpduBuffer, STAGE};
 use crate::port::streams::making::{Making, OnStream, Taken};
@@ -181,7 +181,7 @@ pub(super) fn exchange_stream(
     let is_held = exchange.transport.iwarp().is_some_and(|it| it.is_held());
     connected.watch(!is_held);
     if more && !lost && connected.outgoing.is_empty() {
-        effects.rare().again.push(qp.events());
+        effects.add(Effect::Again(qp.events()));
     }
     exchange.stream = Some(connected);
     qp.set_timer(exchange);
@@ -273,14 +273,14 @@ fn part(qp: &Arc<QueuePair>, exchange: &mut PacketQp, effects: &mut Effects) {
     let endpoint = exchange.stream.as_ref().and_then(|it| it.endpoint.as_ref());
     let endpoint = endpoint.and_then(Weak::upgrade);
     let (qp, resets) = (Arc::clone(qp), qp.resets());
-    effects.rare().after.push(Box::new(move || {
+    effects.add(Effect::Run(Box::new(move || {
         if let Some(endpoint) = endpoint {
             endpoint.raise(event);
         }
         defer(move || {
             qp.fail_since(resets);
         });
-    }));
+    })));
 }
 
 /// The queue pair has left RTS: what waits is still sent on its stream, which is then closed; and the end is
@@ -303,9 +303,9 @@ pub(super) fn leave_stream(qp: &QueuePair, effects: &mut Effects) {
         streams.leave(token, stream, outgoing);
     }
     if let Some(endpoint) = endpoint.as_ref().and_then(Weak::upgrade) {
-        effects.rare().after.push(Box::new(move || {
+        effects.add(Effect::Run(Box::new(move || {
             endpoint.raise(CmEvent::Disconnected);
             endpoint.raise(CmEvent::Closed);
-        }));
+        })));
     }
 }

@@ -7,7 +7,7 @@ use verbs_core::{Av, EventType, GlobalRoute, QpAttr, QpState, Qpn};
 use super::handles::{messenger, share};
 use super::state::{Ends, Guest, Place, SharedTarget, exchanged, report_now};
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::link::door_of;
 use crate::port::Port;
 use crate::qp::control::{retire, visited};
@@ -184,7 +184,7 @@ pub(super) fn dismiss(port: &Arc<Port>, qp: &Arc<QueuePair>, effects: &mut Effec
     port.xrc.forget(qp.qpn);
     port.link.lock().leave(port.lid, qp.qpn);
     let qp = Arc::clone(qp);
-    effects.rare().after.push(Box::new(move || retire(&qp)));
+    effects.add(Effect::Run(Box::new(move || retire(&qp))));
 }
 
 /// A request that the home has handed on. Returns the visitor if it has taken it.

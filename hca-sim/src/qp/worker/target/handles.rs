@@ -8,7 +8,7 @@ use verbs_core::{Error, EventType, QpAttr, QpType, Qpn};
 
 use super::state::{Ends, Out, Place, SharedTarget, program_of};
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::engine::Due;
 use crate::link::door_of;
 use crate::port::Port;
@@ -46,7 +46,7 @@ pub(super) fn collect_messages(
         .out
         .extend(letters.map(|(to, message)| Out::Message(Ends { from, to }, message)));
     if !due.ended.is_empty() {
-        effects.rare().after.extend(due.ended);
+        effects.add_all(due.ended.into_iter().map(Effect::Run));
     }
     if let Some(at) = due.call {
         let me = Arc::clone(qp) as Arc<dyn Due>;
@@ -159,7 +159,7 @@ pub(super) fn about_handle(
         About::Opened(is_open) => {
             let (args, pending, remote) = opened.answered(target, number)?;
             let (home, is_open) = (Arc::clone(port), *is_open);
-            effects.rare().after.push(Box::new(move || {
+            effects.add(Effect::Run(Box::new(move || {
                 if !is_open {
                     return pending.complete(Err(missing()));
                 }
@@ -167,7 +167,7 @@ pub(super) fn about_handle(
                 let handle = args.build(NO_QUEUES, Box::new(remote));
                 home.xrc.add_handle(target, handle.target());
                 pending.complete(Ok(handle));
-            }));
+            })));
             return messenger(port);
         }
         About::Closed => {
@@ -180,7 +180,7 @@ pub(super) fn about_handle(
             }
             let (owners, event) = (port.xrc.owners(target), *event);
             let job = move || owners.iter().for_each(|core| event.raise_for(core));
-            effects.rare().after.push(Box::new(job));
+            effects.add(Effect::Run(Box::new(job)));
             return messenger(port);
         }
         _ => return None,
@@ -208,6 +208,6 @@ pub(super) fn end_orphan(port: &Port, target: Qpn, effects: &mut Effects) {
     let mut links = port.link.lock();
     if let Some(qp) = links.of(port.lid, target) {
         links.leave(port.lid, target);
-        effects.rare().after.push(Box::new(move || retire(&qp)));
+        effects.add(Effect::Run(Box::new(move || retire(&qp))));
     }
 }

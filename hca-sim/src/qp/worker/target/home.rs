@@ -13,7 +13,7 @@ use super::guest;
 use super::handles::{is_shared, share};
 use super::state::{Ends, Home, Out, Place, SharedTarget, Stay, program_of};
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::link::{Route, door_of};
 use crate::qp::QueuePair;
 use crate::qp::worker::packet_qp::PacketQp;
@@ -255,9 +255,8 @@ pub(super) fn reported(
 fn fail(qp: &Arc<QueuePair>, home: &mut Home, event: Option<EventType>, effects: &mut Effects) {
     home.stay = None;
     home.held.clear();
-    let rare = effects.rare();
-    rare.fail.push(qp.events());
-    rare.raise.extend(event.map(|event| (qp.events(), event)));
+    effects.add(Effect::Fail(qp.events()));
+    effects.add_all(event.map(|event| Effect::Raise(qp.events(), event)));
 }
 
 /// The target is home again, and goes on where it stood elsewhere.
@@ -313,7 +312,7 @@ fn may_release(exchange: &mut PacketQp) -> bool {
 /// The end of a round: there is another one for what has waited.
 pub(super) fn go_on(qp: &Arc<QueuePair>, exchange: &mut PacketQp, effects: &mut Effects) {
     if may_release(exchange) {
-        effects.rare().again.push(qp.events());
+        effects.add(Effect::Again(qp.events()));
     }
 }
 

@@ -31,7 +31,7 @@ use verbs_core::sync::Arc;
 use self::handles::{about_handle, collect_messages, end_orphan, is_shared};
 use self::state::Ends;
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effect, Effects};
 use crate::port::Port;
 use crate::port::arrivals::Visits;
 use crate::qp::worker::packet_qp::PacketQp;
@@ -94,7 +94,7 @@ fn send(
     }
     match qp.port.gid(0) {
         Some(here) if shared.send(qp.qpn, IpAddr::from(here), mail) => {
-            effects.rare().stalled.push(qp.events());
+            effects.add(Effect::Stalled(qp.events()));
         }
         Some(_) => {}
         // The port has no address any longer.
@@ -156,7 +156,7 @@ impl Visits for QueuePair {
             end_orphan(port, orphan, effects);
         }
         if !ended.is_empty() {
-            effects.rare().after.extend(ended);
+            effects.add_all(ended.into_iter().map(Effect::Run));
         }
     }
 }
