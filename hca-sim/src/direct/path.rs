@@ -285,6 +285,19 @@ impl DirectPath {
         self.word.tag() & FIRST != 0
     }
 
+    /// The responder has heard the first message. If `is_bare`, the poster may place the next ones itself.
+    ///
+    /// For the sender's machine, under no lock. A control verb that has looked before the message arrived may ask for the
+    /// first message again; the next one answers that.
+    pub(crate) fn has_heard(&self, is_bare: impl Fn() -> bool) {
+        let opened = |tag: u32| {
+            let obstacles = if is_bare() { FIRST | BARRED } else { FIRST };
+            (tag & FIRST != 0).then_some(tag & !obstacles)
+        };
+        // Nothing is taken away, so no thread is waited for.
+        let _ = self.word.update(opened);
+    }
+
     /// Whether it is alive and is the path to that queue pair.
     pub(crate) fn leads_into<Q>(&self, responder: &Arc<Q>) -> bool {
         self.is_alive() && std::ptr::addr_eq(self.responder.as_ptr(), Arc::as_ptr(responder))

@@ -32,16 +32,7 @@ impl QpEvents for QueuePair {
     }
 
     fn contact(self: Arc<Self>) {
-        if self.contacted.swap(true, AcqRel) {
-            return;
-        }
-        let in_rtr = {
-            let links = self.port.link.lock();
-            // Nothing is taken away, so no thread is waited for.
-            let _ = self.repair(&links);
-            self.state() == QpState::Rtr
-        };
-        if in_rtr {
+        if !self.contacted.swap(true, AcqRel) && self.state() == QpState::Rtr {
             self.raise(EventType::CommEst);
         }
     }

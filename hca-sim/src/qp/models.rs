@@ -59,6 +59,13 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
 
 /// Two queue pairs in RTS, connected to each other.
 pub(crate) fn pair(link: &Loopback) -> (Arc<QueuePair>, Arc<QueuePair>) {
+    let (a, b) = pair_in_rtr(link);
+    b.change(&[QpAttr::rts(Psn::new(0))]);
+    (a, b)
+}
+
+/// The same, the second one still in RTR.
+fn pair_in_rtr(link: &Loopback) -> (Arc<QueuePair>, Arc<QueuePair>) {
     let engine = Engine::new(VirtualClock::new());
     let (port_a, port_b) = (port(link, &engine), port(link, &engine));
     let (a, b) = (queue_pair(&port_a), queue_pair(&port_b));
@@ -70,8 +77,9 @@ pub(crate) fn pair(link: &Loopback) -> (Arc<QueuePair>, Arc<QueuePair>) {
             mtu: Mtu::B256,
         };
         let init = QpAttr::init(1, Access::REMOTE);
-        qp.change(&[init, QpAttr::rtr(&path), QpAttr::rts(Psn::new(0))]);
+        qp.change(&[init, QpAttr::rtr(&path)]);
     }
+    a.change(&[QpAttr::rts(Psn::new(0))]);
     (a, b)
 }
 
@@ -88,7 +96,6 @@ fn statuses(cq: &Arc<CqRing>) -> Vec<(u64, WcStatus)> {
 ///
 /// It runs in a thread of its own: the first thread of a model releases its pin record after the process-wide records
 /// have been dropped.
-/// process-wide records have gone already.
 pub(crate) fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let body = Arc::new(body);
     let mut model = loom::model::Builder::new();
@@ -158,6 +165,31 @@ fn loom_direct_path_close() {
             _ => panic!("{sent:?}"),
         }
         assert_eq!(b.state(), QpState::Err);
+    });
+}
+
+/// The first messages arrive in RTR while the responder goes to RTS: all are placed, in order, whoever opens the path.
+#[test]
+fn loom_first_message_vs_rts() {
+    model(2, || {
+        let (a, b) = pair_in_rtr(&Loopback::default());
+        let mut recvs = RecvPoster::new(Arc::clone(&b));
+        for wr_id in [1, 2] {
+            recvs.post(wr_id, &[]).expect("there is room");
+        }
+        let mut sends = Poster::<Unguarded>::new(Arc::clone(&a));
+        let poster = thread::spawn(move || {
+            for wr_id in [3, 4] {
+                let sent = sends.send(wr_id, Sge::default().into(), SendFlags::empty());
+                sent.expect("there is room");
+            }
+        });
+        b.change(&[QpAttr::rts(Psn::new(0))]);
+        poster.join().expect("the poster does not panic");
+        verbs_core::mem::grace::help();
+        let ok = |wr_ids: [u64; 2]| wr_ids.map(|wr_id| (wr_id, WcStatus::Success));
+        assert_eq!(statuses(&a.send_cq), ok([3, 4]));
+        assert_eq!(statuses(&b.recv_cq), ok([1, 2]));
     });
 }
 

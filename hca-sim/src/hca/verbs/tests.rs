@@ -6,7 +6,10 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use futures::executor::block_on;
 use verbs_core::sync::{Arc, thread};
-use verbs_core::{Access, Cq, Device, Memory, Mr, Pd, Qp, QpAttr, QpInit, QpType, Recv, Send, Wc};
+use verbs_core::{
+    Access, Av, Cq, Device, Memory, Mr, Mtu, Path, Pd, Psn, Qp, QpAttr, QpInit, QpType, Recv, Send,
+    Wc,
+};
 
 use crate::hca::Hca;
 use crate::link::Udp;
@@ -81,6 +84,37 @@ fn carry_late(ends: &mut [End; 2]) {
     }
 }
 
+/// Connected, except that the second end has not left RTR: the first message that it hears is an event.
+fn connected_in_rtr(hcas: &[Arc<Hca>; 2], ends: &[End; 2]) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        let path = Path {
+            av: Av::to_lid(1, hcas[to].lid()),
+            dest_qpn: ends[to].qp.qpn(),
+            rq_psn: Psn::new(7),
+            mtu: Mtu::B1024,
+        };
+        ends[from].qp.init(1, Access::REMOTE).wait().unwrap();
+        ends[from].qp.ready_to_receive(&path).wait().unwrap();
+    }
+    ends[0].qp.ready_to_send(Psn::new(7)).wait().unwrap();
+}
+
+/// Messages to the second end, each placed by its poster but for the first.
+fn carry_one_way(ends: &mut [End; 2]) {
+    let [from, to] = ends;
+    for number in 0..4 {
+        let recv = Recv::new(1).into(to.mr.slice(0..64));
+        to.qp.post_recv(recv).unwrap();
+        let send = Send::new(2).from(from.mr.slice(0..64)).signaled();
+        from.qp.post_send(send).unwrap();
+        for end in [&mut *from, &mut *to] {
+            let mut out = [Wc::default(); 4];
+            let some = end.cq.poll(&mut out);
+            assert!(matches!(some, [wc] if wc.is_ok()), "{number}: {some:?}");
+        }
+    }
+}
+
 /// A change that takes nothing away, and that the next post has to find.
 fn change(end: &End) {
     let attr = QpAttr {
@@ -145,7 +179,8 @@ fn a_post_over_packets_waits_for_no_control_verb() {
 
 /// Goal: on a loopback link, no post and no poll of a connection waits for a control verb, of this queue pair or of any other
 /// (A3). Method: the lock of the link, under which all of them work, is held while another thread sends to receives that
-/// wait, and to those that come later; first of all by a path that was made again, and after a modify.
+/// wait, and to those that come later; first of all by a path that was made again, and after a modify. And to a peer in RTR,
+/// whose first message is an event.
 #[test]
 fn a_post_on_a_loopback_link_waits_for_no_control_verb() {
     for carries in [carry, carry_late] {
@@ -153,7 +188,6 @@ fn a_post_on_a_loopback_link_waits_for_no_control_verb() {
         let mut ends = hcas.each_ref().map(|hca| end(hca, QpType::Rc));
         let [a, b] = &mut ends;
         block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
-        // The first message of a connection is an event of the peer.
         carry(&mut ends);
         ends.iter().for_each(change);
         // For a moment there is no port to send to, and the paths are made again.
@@ -163,4 +197,13 @@ fn a_post_on_a_loopback_link_waits_for_no_control_verb() {
         let held = link.lock();
         assert!(is_carried(ends, held, carries), "it waits for the lock");
     }
+    let hcas = on_loopback();
+    let ends = hcas.each_ref().map(|hca| end(hca, QpType::Rc));
+    connected_in_rtr(&hcas, &ends);
+    let link = Arc::clone(&hcas[0].port.link);
+    let held = link.lock();
+    assert!(
+        is_carried(ends, held, carry_one_way),
+        "the first message waits for the lock"
+    );
 }

@@ -92,7 +92,7 @@ fn step(
     };
     let outcome = message.carry_out();
     if direct.awaits_first() && outcome.arrives() {
-        effects.add_all(direct.responder.upgrade().map(Effect::Contact));
+        has_heard(qp, &direct, effects);
     }
     match outcome {
         MessageOutcome::Done(done) => {
@@ -127,6 +127,13 @@ fn step(
             end(qp, machine, &direct, wr.wr_id, at, &fault, effects)
         }
     }
+}
+
+/// The first message has arrived at the responder.
+#[cold]
+fn has_heard(qp: &QueuePair, direct: &DirectPath, effects: &mut Effects) {
+    direct.has_heard(|| qp.port.link.is_bare());
+    effects.add_all(direct.responder.upgrade().map(Effect::Contact));
 }
 
 /// The error of the oldest work request, if it could not be told yet.

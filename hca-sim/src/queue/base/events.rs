@@ -28,8 +28,7 @@ pub(crate) trait QpEvents: WaitsForCq {
     /// There is a reason to try again at once.
     fn kick(self: Arc<Self>);
 
-    /// A message has arrived, so there is a peer. In RTR the first message raises an event, and what is sent from now
-    /// on takes the short path.
+    /// A message has arrived, so there is a peer. In RTR the first message raises an event. Takes no lock.
     fn contact(self: Arc<Self>);
 
     /// Raises an event about it.
