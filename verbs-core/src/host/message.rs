@@ -267,7 +267,7 @@ pub enum Message<'a> {
     ChangedOver(u32),
     /// The owner of the block has sent what no correct program sends.
     Broken(u16),
-    /// A piece of the list of clients. One that is no client may ask, too.
+    /// Asks for a piece of the list of clients. A program does not have to be a client to ask.
     List(u64, Cursor),
     /// That piece, with the tag of the question; `None` if there are no clients from there on.
     Listing(u64, Option<Box<Listed>>),

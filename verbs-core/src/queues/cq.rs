@@ -74,7 +74,7 @@ pub struct ResizeCq {
 pub struct ModifyCq {
     /// Completions that make an event.
     pub count: u16,
-    /// Microseconds after which one makes an event all the same, at most 65,535.
+    /// Microseconds after which a single completion makes an event, whatever `count` is; at most 65,535.
     pub period_us: u32,
 }
 
@@ -488,7 +488,7 @@ pub struct CqInfo {
     pub cqe: u32,
     /// Completions that make an event; 0 or 1: each.
     pub moderation_count: u16,
-    /// Microseconds after which one makes an event all the same; 0: never.
+    /// Microseconds after which a single completion makes an event, whatever the count is; 0: never.
     pub moderation_period_us: u32,
     /// A completion found no room and was lost; the queue is in error.
     pub overrun: bool,

@@ -69,7 +69,7 @@ struct Line {
     files: BTreeMap<u32, [OwnedFd; FILES]>,
 }
 
-/// What is left of all that programs have had.
+/// The resources that programs still hold on the node; zero everywhere when all have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Left {
     pub(super) clients: usize,

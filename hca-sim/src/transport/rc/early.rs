@@ -57,7 +57,7 @@ pub(super) struct Early {
     pub(super) room: usize,
     gap: Option<Gap>,
     wait: Duration,
-    /// What was requested and has arrived once, and how long after the packets behind it.
+    /// Packets that were requested again and have arrived once since, each with its delay after the packets behind it.
     asked: ArrayVec<(Psn, Duration), ASKED_MAX>,
     /// Since the gap appeared, a packet could not be kept.
     spilled: bool,

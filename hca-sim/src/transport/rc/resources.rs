@@ -278,8 +278,8 @@ impl Resources {
             .collect()
     }
 
-    /// Remembers these, which were answered elsewhere. A READ that is requested again is checked in the protection domain
-    /// that it is requested in then.
+    /// Takes over the operations that another program's responder has answered. If the peer repeats a READ, it is checked
+    /// again, in the protection domain of the repeat.
     pub(super) fn keep(&mut self, all: &[Kept]) {
         self.reset();
         for kept in all {

@@ -16,7 +16,7 @@ use verbs_core::time::Instant;
 /// Linux's umad drops them: as many as the largest table of a subnet administrator has, eight times.
 const DATAGRAMS_MAX: usize = 8 << 20;
 
-/// The same where the memory for all clients is short.
+/// The limit that replaces [`DATAGRAMS_MAX`] while the memory for all clients is short.
 const DATAGRAMS_TIGHT: usize = 64 << 10;
 
 /// Changes of its port that wait for an HCA that does not read. One that misses a change is of no use: it is

@@ -70,7 +70,7 @@ pub(super) struct Requester {
 enum Step {
     /// Completely.
     Sent,
-    /// Until it has to wait for something that happens without help.
+    /// As far as it can go now. An answer of the peer, or the end of another thread's look at a key, lets it go on.
     Held,
     /// Until the outlet was full.
     Full,
