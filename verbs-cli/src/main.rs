@@ -24,8 +24,6 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, Origin, PingpongArgs, ServeArgs};
 use crate::connect_bench::ConnectBenchArgs;
 use crate::connections::ConnectionsArgs;
@@ -44,7 +42,7 @@ use crate::subnet::SubnetArgs;
 use crate::top::TopArgs;
 
 fn main() -> ExitCode {
-    let Cli { log, command } = Cli::parse();
+    let Cli { log, command } = cli::parse();
     if let Some(filter) = &log {
         logging::start(filter);
     }

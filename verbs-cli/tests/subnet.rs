@@ -50,6 +50,12 @@ fn a_subnet_is_hosted_and_changed() {
     );
     let status = "3 nodes, 4 ports with a link, 0 of them in service\n";
     assert_eq!(said(&run(&socket, &["--status"])), status);
+    let json = said(&run(&socket, &["--status", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (&json["nodes"], &json["linked_ports"], &json["active_ports"]),
+        (&3.into(), &4.into(), &0.into())
+    );
     let twice = run(&socket, &[file]);
     assert_eq!(twice.status.code(), Some(1), "{}", said(&twice));
 

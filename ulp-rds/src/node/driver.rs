@@ -42,9 +42,13 @@ pub(super) async fn drive(core: Arc<Core>, id: LinkId, number: u64) {
             Job::Take(arrived) => Ok((arrived.connection, arrived.made, arrived.peer)),
         };
         let queues = match made {
-            Ok((connection, made, peer)) => run(&core, id, connection, made, &peer).await,
+            Ok((connection, made, peer)) => {
+                core.with(|state| state.note_error(id, None));
+                run(&core, id, connection, made, &peer).await
+            }
             Err(error) => {
                 tracing::debug!(%error, ?id, "no connection");
+                core.with(|state| state.note_error(id, Some(error)));
                 None
             }
         };

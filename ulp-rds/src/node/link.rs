@@ -9,6 +9,7 @@ use super::half_open::Arrived as FromPeer;
 use super::id::{Key, SocketId};
 use super::operations::Operations;
 use super::queues::{CONTROL, Completion, Queues, RDMA, Refused, SEND, Slot};
+use crate::error::Error;
 use crate::machine::{Arrived, Incoming, Machine, Short, State as Stage};
 use crate::payload::Pool;
 use crate::wire::Header;
@@ -30,6 +31,8 @@ pub(crate) struct Link {
     pub(super) patient_until: Option<Instant>,
     /// When it was lost.
     pub(super) lost_at: Instant,
+    /// Why the last attempt to connect has failed, until one succeeds.
+    pub(super) error: Option<Box<Error>>,
     /// The queue pair, while one is connected.
     pub(super) queues: Option<Box<Queues>>,
     /// It is of no use any more: its driver takes it down.
@@ -65,6 +68,7 @@ impl Link {
             arrived: None,
             patient_until: None,
             lost_at: Instant::ZERO,
+            error: None,
             queues: None,
             is_over: false,
             is_polled: false,

@@ -151,6 +151,19 @@ impl Node {
         })
     }
 
+    /// Why the last attempt to connect to a peer has failed: `None` if there was no such attempt, and when a connection
+    /// has been made since. The node tries again, whatever the reason is.
+    pub fn last_error(&self, local: IpAddr, remote: IpAddr) -> Option<Error> {
+        self.0.core.with(|state| {
+            let links = state.links.iter();
+            let mut errors = links
+                .filter(|link| (link.key.0, link.key.1) == (local, remote))
+                .filter_map(|link| link.error.as_deref());
+            let error: Option<&Error> = errors.next();
+            error.cloned()
+        })
+    }
+
     /// Connections that peers, or others in their names, have asked for and that are not established:
     /// [`Config::half_open_max`] at most.
     pub fn half_open(&self) -> usize {

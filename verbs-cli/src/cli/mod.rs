@@ -4,9 +4,11 @@ mod bench;
 mod copy;
 pub(crate) mod shell;
 
+use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use verbs_core::Mtu;
 
@@ -16,6 +18,7 @@ use crate::connect_bench::{self, ConnectBenchArgs};
 use crate::connecting::ConnectArgs;
 use crate::connections::{self, ConnectionsArgs};
 use crate::demo::{self, DemoArgs};
+use crate::exit;
 use crate::host::{self, HostArgs};
 use crate::ipoib::{self, IpoibArgs};
 use crate::logging;
@@ -70,6 +73,46 @@ pub(crate) struct Cli {
     pub(crate) log: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// What Rust says of a number that is none, and what is said here.
+const NUMBERS: [(&str, &str); 4] = [
+    (
+        "invalid digit found in string",
+        "a whole number would be right",
+    ),
+    (
+        "cannot parse integer from empty string",
+        "a whole number would be right",
+    ),
+    (
+        "number too large to fit in target type",
+        "the number is too large",
+    ),
+    (
+        "number too small to fit in target type",
+        "the number is too small",
+    ),
+];
+
+/// The arguments of this process. Ends it if they are wrong.
+pub(crate) fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        if error.kind() != ErrorKind::ValueValidation {
+            error.exit();
+        }
+        let text = error.render();
+        let mut text = match io::stderr().is_terminal() {
+            true => text.ansi().to_string(),
+            false => text.to_string(),
+        };
+        for (theirs, ours) in NUMBERS {
+            text = text.replace(theirs, ours);
+        }
+        // There is no one to tell that stderr is closed.
+        let _ = write!(io::stderr(), "{text}");
+        std::process::exit(i32::from(exit::USAGE));
+    })
 }
 
 #[derive(Debug, Subcommand)]

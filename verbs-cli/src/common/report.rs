@@ -15,6 +15,15 @@ pub(crate) fn line(out: &mut (impl Write + ?Sized), what: &dyn fmt::Display) -> 
     out.flush()
 }
 
+/// Prints a value as JSON, over several lines.
+pub(crate) fn json(
+    out: &mut (impl Write + ?Sized),
+    what: &(impl Serialize + ?Sized),
+) -> io::Result<()> {
+    let text = serde_json::to_string_pretty(what)?;
+    line(out, &text)
+}
+
 /// A progress bar on stderr, if that is a terminal.
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);

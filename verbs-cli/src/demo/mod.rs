@@ -37,6 +37,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   verbs demo                       with this program's own file
   verbs demo --file photo.jpg      with another one
+  verbs demo --json                what took how long, for programs
 
 Exit codes:
   0  done
@@ -56,20 +57,22 @@ pub(crate) struct DemoArgs {
     /// The file that is sent; by default this program's own. Of a longer one, the first 16 MiB
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// Print the steps as JSON when all are done, and nothing else
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs it, and says what there was to see.
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), DemoError> {
     let payload = Payload::read(args.file.as_deref(), BYTES_MAX)?;
-    let shown = block_on(show(&payload, out));
+    let shown = block_on(show(&payload, &mut Demo::new(out, args.json)));
     // A node that has gone does not hear what comes last either.
     let flushed = out.flush().map_err(DemoError::Output);
     shown.and(flushed)
 }
 
-async fn show(payload: &Payload, out: &mut dyn Write) -> Result<(), DemoError> {
+async fn show(payload: &Payload, demo: &mut Demo<'_>) -> Result<(), DemoError> {
     let begun = Instant::now();
-    let mut demo = Demo::new(out);
     demo.say("two nodes and a switch, in this process:")?;
     demo.say("    A 10.0.0.1 ---- [ switch ] ---- B 10.0.0.2")?;
 
@@ -119,13 +122,7 @@ async fn show(payload: &Payload, out: &mut dyn Write) -> Result<(), DemoError> {
         took: rdma.connected,
         says: "made by the connection manager: ARP, a path, REQ, REP, RTU".into(),
     })?;
-    let mib = payload.len() as f64 / f64::from(1 << 20);
-    demo.say(&format!(
-        "{}, {mib:.1} MiB, arrived both times: {}",
-        payload.name(),
-        payload.digest()
-    ))?;
-    demo.say(&format!("done in {:.1} s", begun.elapsed().as_secs_f64()))
+    demo.end(payload, begun.elapsed())
 }
 
 /// A switch with two adapters.

@@ -1,5 +1,7 @@
 //! `verbs demo`.
 
+use serde_json::Value;
+
 use crate::run::Place;
 
 /// Goal: what a newcomer runs first works with nothing but the program. Method: a file that is sent, one that
@@ -19,6 +21,19 @@ fn a_newcomer_sees_a_subnet_come_up_and_a_file_arrive() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
+    let text = place
+        .verbs(&["demo", "--file", "file", "--json"])
+        .succeeded();
+    let shown: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(shown["bytes"], 300_000);
+    let steps = shown["steps"].as_array().expect("a list");
+    assert!(
+        steps.len() == 6
+            && steps
+                .iter()
+                .all(|step| step["seconds"].as_f64() > Some(0.0)),
+        "{shown}"
+    );
     let missing = place.verbs(&["demo", "--file", "nowhere"]);
     missing.failed(1, &["cannot read nowhere"]);
     place.write("empty", b"");

@@ -306,3 +306,26 @@ fn a_reader_that_has_gone_is_an_error_like_any_other() {
         .failed(1, &["cannot write the result to stdout", "No space"]);
     assert_eq!(place.read("B"), b"content", "the copy was complete");
 }
+
+/// Goal: a number that is none gets a sentence of ours, and the exit code of wrong arguments. Method: of each way to be none.
+#[test]
+fn numbers_that_are_none() {
+    let place = Place::new();
+    for (arguments, says) in [
+        (
+            ["sim", "--seed", "x"],
+            "invalid value 'x' for '--seed <N>': a whole number would be right",
+        ),
+        (["sim", "--seed", ""], "a whole number would be right"),
+        (["rping", "-p", "70000"], "70000"),
+        (
+            ["sim", "--seed", "18446744073709551616"],
+            "the number is too large",
+        ),
+    ] {
+        let ended = place.verbs(&arguments);
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(says), "{ended:?}");
+        assert!(ended.stderr.contains("--help"), "{ended:?}");
+    }
+}

@@ -99,6 +99,22 @@ fn a_ping_that_nobody_answers_is_an_error() {
     );
 }
 
+/// Goal: where the peer's host says that nobody is there, the ping says so, and does not wait for its time. Method: more time
+/// than the test has patience for.
+#[test]
+fn a_ping_to_nobody_says_so_at_once() {
+    let (ours, theirs) = (address(10), address(11));
+    let place = Place::new();
+    let arguments = ["ping", "-c", "1", "-W", "3600s", "-I", &ours, &theirs];
+    let ended = Background::run(&mut command(&place, &arguments)).end();
+    assert_eq!(ended.code, Some(5), "{ended:?}");
+    let why = format!("nobody is at {theirs}: UDP port 4791 there refuses packets");
+    assert!(
+        ended.stdout.contains(&why) && ended.stderr.contains(&why),
+        "{ended:?}"
+    );
+}
+
 #[test]
 fn every_datagram_comes_once_although_the_connection_is_dropped_all_the_time() {
     let (ours, theirs) = (address(5), address(6));

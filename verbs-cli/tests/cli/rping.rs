@@ -99,6 +99,17 @@ fn results_are_json() {
     assert!(rates["ratio"].as_f64() > Some(0.0), "{rates}");
     assert_eq!(rates["left_handles"], 0);
 
+    let (ours, theirs) = (address(7), address(8));
+    let server = serve(&place, &["rping", "-s", "-a", &theirs], &theirs);
+    let client = [
+        "rping", "-c", "-a", &theirs, "-I", &ours, "-C", "5", "--json",
+    ];
+    let said = ask(&place, &client).succeeded();
+    let pings: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((&pings["pings"], &pings["bytes"]), (&5.into(), &64.into()));
+    assert!(pings["min_us"].as_f64() <= pings["mean_us"].as_f64());
+    server.end().succeeded();
+
     let [serves, asks] = [address(5), address(6)];
     let port = free_port().to_string();
     let play = [

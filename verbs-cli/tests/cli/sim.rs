@@ -1,5 +1,7 @@
 //! `verbs sim`.
 
+use serde_json::Value;
+
 use crate::run::Place;
 
 const SHORT: [&str; 2] = ["--time", "3ms"];
@@ -21,6 +23,38 @@ fn one_seed_prints_the_same_each_time() {
     let capture = place.read("run.pcap");
     assert_eq!(capture[..4], [0x4d, 0x3c, 0xb2, 0xa1]);
     assert!(capture.len() > 10_000, "{} bytes", capture.len());
+}
+
+/// Goal: all kinds of runs are for programs too. Method: the figures of one seed are in the sum of several; a mutant is among
+/// the failures, with the line that repeats it.
+#[test]
+fn results_are_json() {
+    let place = Place::new();
+    let run = |arguments: &[&str]| -> Value {
+        let ended = sim(&place, &[arguments, &["--json"]].concat());
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended:?}"))
+    };
+    let all = run(&["--seeds", "1..2"]);
+    assert_eq!((&all["runs"], &all["failed"]), (&2.into(), &0.into()));
+    let ones = [run(&["--seed", "1"]), run(&["--seed", "2"])];
+    let sum: u64 = ones
+        .iter()
+        .filter_map(|it| it["work_requests"].as_u64())
+        .sum();
+    assert_eq!(all["work_requests"], sum, "{all}");
+    assert!(ones[0]["digest"].is_string() && ones[0]["failure"].is_null());
+
+    let mutant = ["--mutant", "stale-key", "--mode", "direct"];
+    let failed = run(&[&["--seeds", "1..40"], &mutant[..]].concat());
+    let failures = failed["failures"].as_array().expect("a list");
+    assert_eq!(failed["failed"].as_u64(), Some(failures.len() as u64));
+    let replay = failures.first().and_then(|it| it["replay"].as_str());
+    assert!(replay.is_some_and(|it| it.starts_with("verbs sim --seed")));
+
+    let host = run(&["--seeds", "1..2", "--mode", "host"]);
+    assert_eq!((&host["runs"], &host["failed"]), (&2.into(), &0.into()));
+    let shares = run(&["--seed", "1", "--bottleneck", "--nodes", "2"]);
+    assert_eq!(shares["runs"][0]["connections"], 2, "{shares}");
 }
 
 /// Goal: the shares of a switch are printed, the same each time, and its options are not those of other runs. Method: too

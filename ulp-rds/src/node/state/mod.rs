@@ -24,6 +24,7 @@ use super::operations::Operations;
 use super::queues::Queues;
 use super::table::{Links, Sockets};
 use crate::config::Config;
+use crate::error::Error;
 use crate::machine::State as Stage;
 use crate::payload::{Payload, Pool};
 use crate::rdma::Atomics;
@@ -132,6 +133,12 @@ impl State {
     }
 
     /// The driver of a connection lost its queue pair, or did not get one.
+    pub(super) fn note_error(&mut self, id: LinkId, error: Option<Error>) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.error = error.map(Box::new);
+        }
+    }
+
     pub(super) fn lost(&mut self, id: LinkId, now: Instant, queues: Option<&Queues>) {
         let Some(link) = self.links.get_mut(id) else {
             return;

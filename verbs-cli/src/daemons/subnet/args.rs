@@ -18,6 +18,7 @@ Examples:
   verbs subnet --tree 1024                       host a fat tree of 128 switches and 1,024 adapters
   verbs subnet net.topo --sm                     and manage it: nothing else needed
   verbs subnet --status                          how the hosted subnet is
+  verbs subnet --status --json                   the same for programs
   verbs subnet --unplug Sw1:3                    pull the cable at port 3 of Sw1
   verbs subnet --plug Sw1:3                      and put it back
 
@@ -60,6 +61,9 @@ pub(crate) struct SubnetArgs {
     /// Say how the hosted subnet is
     #[arg(long)]
     pub(crate) status: bool,
+    /// Say it as JSON
+    #[arg(long, requires = "status")]
+    pub(crate) json: bool,
     /// Pull the cable out of a port
     #[arg(long, value_name = "NODE:PORT", value_parser = port)]
     pub(crate) unplug: Option<PortArg>,

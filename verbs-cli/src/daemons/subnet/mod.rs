@@ -20,13 +20,14 @@ use hca_sim::link::fabric::message::{Message, Refusal};
 use hca_sim::link::fabric::place::check_default;
 use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive, send};
 use hca_sim::link::fabric::{FatTree, Host, HostLimits, NodeId, PortRef, SubnetConfig, Topology};
+use serde::Serialize;
 use verbs_core::mad::Bits;
 use verbs_sm::Config;
 
 pub(crate) use args::{ABOUT, EXAMPLES, SubnetArgs};
 pub(crate) use error::SubnetError;
 
-use crate::report::line;
+use crate::report::{self, line};
 use args::PortArg;
 use descriptors::Descriptors;
 use place::{Place, control_of};
@@ -44,7 +45,11 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
         return plug(&path, port, true);
     }
     if args.status {
-        return say(out, &status(&path)?);
+        let status = status(&path)?;
+        return match args.json {
+            true => report::json(out, &status).map_err(SubnetError::Output),
+            false => say(out, &status),
+        };
     }
     let topology = topology(args)?;
     let welcome = Welcome::new(&topology, &path);
@@ -104,6 +109,28 @@ fn topology(args: &SubnetArgs) -> Result<Topology, SubnetError> {
 
 fn say(out: &mut dyn Write, what: &dyn fmt::Display) -> Result<(), SubnetError> {
     line(out, what).map_err(SubnetError::Output)
+}
+
+/// How a hosted subnet is.
+#[derive(Debug, Serialize)]
+struct Status {
+    nodes: u32,
+    linked_ports: u32,
+    active_ports: u32,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            nodes,
+            linked_ports,
+            active_ports,
+        } = self;
+        write!(
+            f,
+            "{nodes} nodes, {linked_ports} ports with a link, {active_ports} of them in service"
+        )
+    }
 }
 
 /// What is said when the subnet is there.
@@ -180,15 +207,17 @@ fn plug(path: &Path, port: &PortArg, is_in: bool) -> Result<(), SubnetError> {
     })
 }
 
-fn status(path: &Path) -> Result<String, SubnetError> {
+fn status(path: &Path) -> Result<Status, SubnetError> {
     match ask(path, &Message::Count)? {
         Message::Counts {
             nodes,
             linked,
             active,
-        } => Ok(format!(
-            "{nodes} nodes, {linked} ports with a link, {active} of them in service"
-        )),
+        } => Ok(Status {
+            nodes,
+            linked_ports: linked,
+            active_ports: active,
+        }),
         _ => Err(SubnetError::NoAnswer),
     }
 }

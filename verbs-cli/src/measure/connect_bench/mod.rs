@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::connecting::ConnectArgs;
 use crate::exit;
-use crate::report::line;
+use crate::report::{self, line};
 use crate::wire::{NicName, Transport, WireError};
 
 pub(crate) const ABOUT: &str = "\
@@ -155,9 +155,7 @@ fn show<T: Serialize + fmt::Display>(
     out: &mut dyn Write,
 ) -> Result<(), BenchError> {
     if args.json {
-        let text = serde_json::to_string_pretty(result);
-        let text = text.map_err(|error| BenchError::Stdout(error.into()))?;
-        return say(out, format_args!("{text}"));
+        return report::json(out, result).map_err(BenchError::Stdout);
     }
     say(out, format_args!("{result}"))
 }

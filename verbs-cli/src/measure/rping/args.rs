@@ -18,6 +18,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples, each in two terminals:
   verbs rping -s -a 127.0.0.1 -v                serve
   verbs rping -c -a 127.0.0.1 -v -C 3           three pings, from a free address of 127.0.0.0/8
+  verbs rping -c -a 127.0.0.1 -C 1000 --json    how long pings take, for programs
 
   rping -s -v                                   Linux serves
   verbs rping -c -a 192.0.2.1 -V -C 10 -S 1024  ten pings of 1 KiB, checked
@@ -67,6 +68,9 @@ pub(crate) struct RpingArgs {
     /// Check that what comes back is what was sent
     #[arg(short = 'V', long)]
     pub(crate) validate: bool,
+    /// Print what the pings took as JSON, and nothing else
+    #[arg(long, requires = "client", conflicts_with = "verbose")]
+    pub(crate) json: bool,
     /// Serve client after client
     #[arg(short = 'P', long, requires = "server")]
     pub(crate) persistent: bool,

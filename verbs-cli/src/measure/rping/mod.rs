@@ -20,15 +20,16 @@ use std::future::IntoFuture;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use futures::future::{Either, select};
+use serde::Serialize;
 use verbs_cm::Manager;
 use verbs_core::Device;
 
 use crate::ending::{Ending, GOODBYE, within};
-use crate::report::line;
+use crate::report::{self, line};
 use crate::wire::{Network, Wire};
 
 pub(crate) use self::args::{ABOUT, EXAMPLES, RpingArgs};
@@ -107,7 +108,9 @@ async fn ask(
 /// Pings until it was often enough.
 async fn ping(args: &RpingArgs, end: &mut End, out: &mut dyn Write) -> Result<(), RpingError> {
     let mut ping = 0;
+    let mut times = Times::default();
     while args.count.is_none_or(|count| ping < count) {
+        let begun = Instant::now();
         let text = content(ping, args.size as usize);
         end.prepare(&text)?;
         for from_start in [true, false] {
@@ -124,8 +127,55 @@ async fn ping(args: &RpingArgs, end: &mut End, out: &mut dyn Write) -> Result<()
             say(out, &format_args!("ping data: {}", readable(&came)))?;
         }
         ping += 1;
+        times.add(begun.elapsed());
+    }
+    if args.json {
+        let result = times.result(args.size);
+        return report::json(out, &result).map_err(RpingError::Stdout);
     }
     Ok(())
+}
+
+/// How long the pings took.
+#[derive(Debug, Default)]
+struct Times {
+    count: u64,
+    sum: Duration,
+    shortest: Option<Duration>,
+    longest: Duration,
+}
+
+/// The result for programs. Times are in microseconds, and those of whole pings: a READ, a WRITE and four messages.
+#[derive(Debug, Serialize)]
+struct Pings {
+    pings: u64,
+    bytes: u32,
+    seconds: f64,
+    min_us: Option<f64>,
+    mean_us: Option<f64>,
+    max_us: Option<f64>,
+}
+
+impl Times {
+    fn add(&mut self, took: Duration) {
+        self.count += 1;
+        self.sum += took;
+        self.shortest = Some(self.shortest.map_or(took, |least| least.min(took)));
+        self.longest = self.longest.max(took);
+    }
+
+    fn result(&self, bytes: u32) -> Pings {
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        let any = self.shortest.is_some();
+        Pings {
+            pings: self.count,
+            bytes,
+            seconds: self.sum.as_secs_f64(),
+            min_us: self.shortest.map(us),
+            mean_us: any.then(|| us(self.sum) / self.count as f64),
+            max_us: any.then(|| us(self.longest)),
+        }
+    }
 }
 
 /// The bytes of a ping: its number, then characters from the next one of the alphabet on.

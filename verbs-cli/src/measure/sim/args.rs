@@ -31,6 +31,7 @@ Examples:
   verbs sim --seed 7                      one run
   verbs sim --seed 7 --trace run.pcap     the same, with its packets for Wireshark
   verbs sim --seeds 1..500                many runs, and which operation met which fault
+  verbs sim --seeds 1..500 --json         the same for programs
   verbs sim --seed 7 --mutant stale-key   a run with an injected defect: exit code 6
   verbs sim --seeds 1..20 --mode host     programs and daemons of a host that are killed
   verbs sim --seeds 1..5 --bottleneck     eight connections through a switch that marks
@@ -78,6 +79,9 @@ pub(crate) struct SimArgs {
     /// Write every packet to this file
     #[arg(long, value_name = "FILE", conflicts_with = "seeds")]
     trace: Option<PathBuf>,
+    /// Print the result as JSON when the runs are over, and nothing else
+    #[arg(long)]
+    pub(super) json: bool,
     /// Inject this defect, which the checkers have to find
     #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = mutants())]
     mutant: Option<String>,

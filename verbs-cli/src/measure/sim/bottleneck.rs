@@ -3,9 +3,12 @@
 use std::fmt;
 use std::io::Write;
 
+use serde_json::{Value, json};
 use verbs_simulator::Shares;
 
 use super::{SimArgs, SimError};
+use crate::ending::Ending;
+use crate::report;
 
 /// Runs the seeds that were asked for, a line for each.
 ///
@@ -13,15 +16,28 @@ use super::{SimArgs, SimError};
 /// [`SimError`]; [`SimError::Broken`] if a run misses a bar.
 pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
     let (mut all, mut failed) = (0, 0);
+    let ending = Ending::begin().ok();
+    let signal = || ending.as_ref().and_then(Ending::signal);
+    let mut runs = Vec::new();
     for seed in args.seeds() {
-        let Some(bottleneck) = args.bottleneck(seed) else {
+        let Some(bottleneck) = args.bottleneck(seed).filter(|_| signal().is_none()) else {
             break;
         };
         let shares = bottleneck.run()?;
         all += 1;
         failed += u64::from(!shares.is_good());
+        if args.json {
+            runs.push(Line(&shares).json(seed));
+            continue;
+        }
         writeln!(out, "seed {seed}: {}", Line(&shares))?;
         out.flush()?;
+    }
+    if args.json {
+        report::json(out, &json!({ "runs": runs, "failed": failed }))?;
+    }
+    if let Some(signal) = signal() {
+        signal.obey();
     }
     match failed {
         0 => Ok(()),
@@ -31,6 +47,26 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
 
 /// What one run came to.
 struct Line<'a>(&'a Shares);
+
+impl Line<'_> {
+    fn json(&self, seed: u64) -> Value {
+        let Self(shares) = self;
+        json!({
+            "seed": seed,
+            "connections": shares.bytes.len(),
+            "bytes": shares.bytes,
+            "jain_percent": shares.fairness(),
+            "capacity_percent": shares.used(),
+            "queue_bytes_max": shares.queue.longest,
+            "packets": shares.queue.passed,
+            "packets_marked": shares.queue.marked,
+            "packets_lost": shares.queue.dropped,
+            "work_requests_failed": shares.failed,
+            "is_good": shares.is_good(),
+            "digest": shares.digest.to_string(),
+        })
+    }
+}
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,8 +2,11 @@
 
 use std::io::Write;
 
+use serde_json::json;
+
 use super::{SimArgs, SimError};
-use crate::report::Steps;
+use crate::ending::Ending;
+use crate::report::{self, Steps};
 
 /// Runs the seeds that were asked for, a line for each that is alone or fails, and one for all.
 ///
@@ -15,8 +18,14 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
     let steps = Steps::new(seeds.end() - seeds.start() + 1);
     let (mut all, mut failed) = (0, 0);
     let (mut kills, mut daemons, mut connections, mut messages) = (0, 0, 0, 0);
+    // The table so far is worth having, whenever it is ended.
+    let ending = Ending::begin().ok();
+    let signal = || ending.as_ref().and_then(Ending::signal);
+    let mut failures = Vec::new();
     for seed in seeds.clone() {
-        let Some(host) = args.host(seed) else { break };
+        let Some(host) = args.host(seed).filter(|_| signal().is_none()) else {
+            break;
+        };
         let report = host.run();
         steps.advance();
         all += 1;
@@ -26,12 +35,29 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
         messages += report.messages;
         let is_clean = report.violation.is_none();
         failed += u64::from(!is_clean);
-        if is_one || !is_clean {
+        if let Some((at, violation)) = &report.violation {
+            let text = format!("{at}: {violation}");
+            failures.push(json!({ "seed": seed, "violation": text }));
+        }
+        if !args.json && (is_one || !is_clean) {
             steps.hidden(|| writeln!(out, "seed {seed}: {report}"))?;
         }
     }
     steps.finish();
-    if !is_one {
+    if args.json {
+        let result = json!({
+            "from": seeds.start(),
+            "to": seeds.end(),
+            "runs": all,
+            "programs_killed": kills,
+            "daemons_killed": daemons,
+            "connections": connections,
+            "messages": messages,
+            "failed": failed,
+            "failures": failures,
+        });
+        report::json(out, &result)?;
+    } else if !is_one {
         let (from, to) = (seeds.start(), seeds.end());
         writeln!(
             out,
@@ -40,6 +66,9 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
         )?;
     }
     out.flush()?;
+    if let Some(signal) = signal() {
+        signal.obey();
+    }
     match failed {
         0 => Ok(()),
         failed => Err(SimError::Broken { failed, all }),

@@ -3,7 +3,7 @@
 mod args;
 mod bottleneck;
 mod host;
-mod report;
+mod shown;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use verbs_simulator::{Coverage, Mode, Options, Report, run, run_with, shrink};
 
 use crate::ending::Ending;
-use crate::report::Steps;
+use crate::report::{self, Steps};
 pub(crate) use args::{ABOUT, EXAMPLES, SimArgs};
-use report::{Failed, One, Several};
+use shown::{Failed, One, Several};
 
 /// Why the command did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +93,7 @@ pub(crate) fn run_seeds(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimEr
     let steps = Steps::new(seeds.end() - seeds.start() + 1);
     let mut coverage = Coverage::default();
     let (mut all, mut failed, mut operations) = (0, 0, 0);
+    let mut failures = Vec::new();
     for seed in seeds.clone() {
         if signal().is_some() {
             break;
@@ -105,7 +106,12 @@ pub(crate) fn run_seeds(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimEr
         coverage += &report.coverage;
         if report.violation.is_some() {
             failed += 1;
-            steps.hidden(|| tell(&report, None, out))?;
+            let failure = examine(&report, None)?;
+            if args.json {
+                failures.push(failure.json());
+            } else {
+                steps.hidden(|| write!(out, "{failure}"))?;
+            }
         }
     }
     steps.finish();
@@ -116,8 +122,12 @@ pub(crate) fn run_seeds(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimEr
         operations,
         coverage: &coverage,
     };
-    write!(out, "{several}")?;
-    out.flush()?;
+    if args.json {
+        report::json(out, &several.json(failures))?;
+    } else {
+        write!(out, "{several}")?;
+        out.flush()?;
+    }
     if let Some(signal) = signal() {
         signal.obey();
     }
@@ -133,18 +143,25 @@ fn one(args: &SimArgs, seed: u64, out: &mut dyn Write) -> Result<(), SimError> {
         None => run(&options),
         Some(path) => traced(&options, path)?,
     };
-    write!(out, "{}", One(&report))?;
-    if report.violation.is_none() {
-        out.flush()?;
-        return Ok(());
+    if !args.json {
+        write!(out, "{}", One(&report))?;
     }
-    tell(&report, args.trace(), out)?;
+    let failed = report.violation.is_some();
+    let failure = failed.then(|| examine(&report, args.trace())).transpose()?;
+    if args.json {
+        report::json(out, &One(&report).json(failure.as_ref()))?;
+    } else if let Some(failure) = &failure {
+        write!(out, "{failure}")?;
+    }
     out.flush()?;
-    Err(SimError::Broken { failed: 1, all: 1 })
+    match failed {
+        true => Err(SimError::Broken { failed: 1, all: 1 }),
+        false => Ok(()),
+    }
 }
 
-/// Says how a run failed, how to repeat it and the shortest one like it, and writes a capture of that.
-fn tell(report: &Report, trace: Option<&Path>, out: &mut dyn Write) -> Result<(), SimError> {
+/// How a run failed, how to repeat it and the shortest one like it. Writes a capture of that.
+fn examine<'r>(report: &'r Report, trace: Option<&Path>) -> Result<Failed<'r>, SimError> {
     let smaller = shrink(report);
     let mut capture = None;
     if report.plan.mode == Mode::Packets && trace.is_none() {
@@ -152,13 +169,11 @@ fn tell(report: &Report, trace: Option<&Path>, out: &mut dyn Write) -> Result<()
         traced(&smaller, &path)?;
         capture = Some(path);
     }
-    let failed = Failed {
+    Ok(Failed {
         report,
-        smaller: &smaller,
-        capture: capture.as_deref(),
-    };
-    write!(out, "{failed}")?;
-    Ok(())
+        smaller,
+        capture,
+    })
 }
 
 /// A run whose packets are written to a file.

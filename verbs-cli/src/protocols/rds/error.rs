@@ -51,6 +51,9 @@ pub(crate) enum RdsError {
         timeout: Duration,
         done: u64,
     },
+    /// The peer's host refuses packets.
+    #[error("{0}")]
+    Nobody(verbs_cm::Error),
     /// What came is not what was sent.
     #[error("from {from}: {wrong}")]
     Wrong { from: SocketAddr, wrong: Wrong },
@@ -90,7 +93,8 @@ impl RdsError {
             | Self::Interface(_)
             | Self::Manager(_)
             | Self::NoLink(_)
-            | Self::Silent { .. } => exit::DEVICE,
+            | Self::Silent { .. }
+            | Self::Nobody(_) => exit::DEVICE,
         }
     }
 

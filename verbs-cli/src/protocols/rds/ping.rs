@@ -17,6 +17,9 @@ use super::report::{show_json, write};
 use super::{Host, RdsError, info};
 use crate::ending::Ending;
 
+/// How often a ping that waits looks whether somebody is there.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// What all pings gave.
 #[derive(Debug, Default, Serialize)]
 struct Sum {
@@ -46,13 +49,35 @@ pub(super) fn run(args: &PingArgs, out: &mut (dyn Write + Send)) -> Result<(), R
         // It was to go on until then.
         Err(_) => {}
     }
-    match sum.answered {
-        0 if sum.sent > 0 => Err(RdsError::Silent {
+    match (sum.answered, nobody(args, &host)) {
+        (0, Some(why)) if sum.sent > 0 => Err(RdsError::Nobody(why)),
+        (0, None) if sum.sent > 0 => Err(RdsError::Silent {
             peer: SocketAddr::new(args.address, 0),
             timeout: args.timeout,
             done: 0,
         }),
         _ => Ok(()),
+    }
+}
+
+/// The peer's host says that nobody is there. Every other reason may go away while a ping waits.
+fn nobody(args: &PingArgs, host: &Host) -> Option<verbs_cm::Error> {
+    match host.node.last_error(host.local, args.address) {
+        Some(ulp_rds::Error::Cm(why @ verbs_cm::Error::PortUnreachable(_))) => Some(why),
+        _ => None,
+    }
+}
+
+/// Waits until an answer is no longer waited for.
+async fn given_up(args: &PingArgs, host: &Host) {
+    let timer = host.node.timer();
+    let until = Instant::now() + args.timeout;
+    while nobody(args, host).is_none() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        Sleep::new(timer, left.min(LOOK_AGAIN)).await;
     }
 }
 
@@ -78,7 +103,7 @@ async fn ping(
             let _answer = socket.recv().await;
             Ok::<(), RdsError>(())
         };
-        let took = match select(pin!(all), Sleep::new(timer, args.timeout)).await {
+        let took = match select(pin!(all), pin!(given_up(args, host))).await {
             Either::Left((done, _)) => done.map(|()| Some(begun.elapsed()))?,
             Either::Right(_) => None,
         };
@@ -91,10 +116,13 @@ async fn ping(
             let number = times.len();
             match took {
                 Some(took) => write(out, &format_args!("{number:4}: {} usec", took.as_micros()))?,
-                None => write(
-                    out,
-                    &format_args!("{number:4}: no answer within {:?}", args.timeout),
-                )?,
+                None => match nobody(args, host) {
+                    Some(why) => write(out, &format_args!("{number:4}: {why}"))?,
+                    None => write(
+                        out,
+                        &format_args!("{number:4}: no answer within {:?}", args.timeout),
+                    )?,
+                },
             }
         }
         if args.count != Some(times.len() as u64) {

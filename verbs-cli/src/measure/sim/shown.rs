@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::PathBuf;
 
+use serde_json::{Value, json};
+use verbs_core::time::Instant;
 use verbs_simulator::{Coverage, Options, Report};
 
 /// One run.
@@ -32,12 +34,47 @@ impl fmt::Display for One<'_> {
     }
 }
 
+impl One<'_> {
+    pub(super) fn json(&self, failure: Option<&Failed<'_>>) -> Value {
+        let Self(report) = self;
+        let counts = report.counts;
+        json!({
+            "seed": report.options.seed,
+            "plan": report.plan.to_string(),
+            "work_requests": report.operations,
+            "completions": counts.completions,
+            "verbs": counts.verbs,
+            "events": counts.events,
+            "packets": counts.packets,
+            "steps": counts.timers,
+            "virtual_seconds": report.end.since(Instant::ZERO).as_secs_f64(),
+            "digest": report.digest.to_string(),
+            "failure": failure.map(Failed::json),
+        })
+    }
+}
+
 /// A run that failed.
 pub(super) struct Failed<'a> {
     pub(super) report: &'a Report,
     /// The shortest that was found of those that fail alike.
-    pub(super) smaller: &'a Options,
-    pub(super) capture: Option<&'a Path>,
+    pub(super) smaller: Options,
+    pub(super) capture: Option<PathBuf>,
+}
+
+impl Failed<'_> {
+    pub(super) fn json(&self) -> Value {
+        let options = self.report.options;
+        let violation = self.report.violation.as_ref();
+        let shorter = (self.smaller != options).then(|| format!("verbs sim {}", self.smaller));
+        json!({
+            "seed": options.seed,
+            "violation": violation.map(ToString::to_string),
+            "replay": format!("verbs sim {options}"),
+            "shorter": shorter,
+            "packets": self.capture,
+        })
+    }
 }
 
 impl fmt::Display for Failed<'_> {
@@ -47,10 +84,10 @@ impl fmt::Display for Failed<'_> {
             writeln!(f, "seed {} failed: {violation}", options.seed)?;
         }
         writeln!(f, "  replay:  verbs sim {options}")?;
-        if *self.smaller != options {
+        if self.smaller != options {
             writeln!(f, "  shorter: verbs sim {}", self.smaller)?;
         }
-        if let Some(path) = self.capture {
+        if let Some(path) = &self.capture {
             writeln!(f, "  packets: {}", path.display())?;
         }
         Ok(())
@@ -64,6 +101,26 @@ pub(super) struct Several<'a> {
     pub(super) failed: u64,
     pub(super) operations: u64,
     pub(super) coverage: &'a Coverage,
+}
+
+impl Several<'_> {
+    pub(super) fn json(&self, failures: Vec<Value>) -> Value {
+        let missing = self.coverage.missing();
+        let pairs = missing
+            .iter()
+            .map(|(operation, cell)| [operation.name(), cell.name()]);
+        let verbs = self.coverage.missing_verbs();
+        json!({
+            "from": self.seeds.start(),
+            "to": self.seeds.end(),
+            "runs": self.all,
+            "work_requests": self.operations,
+            "failed": self.failed,
+            "failures": failures,
+            "never_met": pairs.collect::<Vec<_>>(),
+            "verbs_never_issued": verbs.iter().map(|verb| verb.name()).collect::<Vec<_>>(),
+        })
+    }
 }
 
 impl fmt::Display for Several<'_> {
