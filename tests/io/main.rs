@@ -27,3 +27,4 @@ mod streams;
 mod threads;
 mod vouched;
 mod wakes;
+mod within;

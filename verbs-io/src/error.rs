@@ -1,6 +1,7 @@
 //! What can go wrong with an operation.
 
 use std::fmt;
+use std::time::Duration;
 
 use verbs_cm::Ended;
 use verbs_core::{Access, Busy, PostError, Qpn, Refused, WcCause, WcStatus};
@@ -24,6 +25,14 @@ pub enum Error {
     /// The device was removed, or has failed.
     #[error("the device was removed or has failed")]
     Removed,
+    /// The operation had not completed when the time was over that it was given
+    /// ([`Send::within`](crate::op::Send::within)). The connection is as before. If the operation was posted, it may still
+    /// be carried out; its buffer goes back by itself.
+    #[error("it had not completed after {after:?}, and may still be carried out")]
+    TimedOut {
+        /// The time that it was given.
+        after: Duration,
+    },
 
     // --- the caller ---
     /// The range leaves the memory that the token, or the region, is about. Nothing was posted.
@@ -151,6 +160,7 @@ impl From<Error> for std::io::Error {
             Error::Closed { .. } => ErrorKind::BrokenPipe,
             Error::Broken(_) => ErrorKind::ConnectionReset,
             Error::Removed => ErrorKind::ConnectionAborted,
+            Error::TimedOut { .. } => ErrorKind::TimedOut,
             Error::OutOfRange { .. }
             | Error::Misaligned { .. }
             | Error::OtherEndpoint
@@ -244,8 +254,16 @@ impl fmt::Display for Operation {
 pub struct Failed {
     /// Why.
     pub error: Error,
-    /// The buffer. `None` if the device may still reach it: it went away with operations under way.
+    /// The buffer. `None` if the device may still reach it: it went away with operations under way, or the operation was
+    /// given up.
     pub buf: Option<Buf>,
+}
+
+impl From<Error> for Failed {
+    /// Without a buffer.
+    fn from(error: Error) -> Self {
+        Self { error, buf: None }
+    }
 }
 
 impl From<Failed> for Error {

@@ -29,6 +29,10 @@ enum Begun {
 }
 
 impl<'a, K: Kind> Atomic<'a, K> {
+    pub(super) fn link(&self) -> &'a Link {
+        self.conn
+    }
+
     pub(super) fn new(conn: &'a Link, kind: Checked<K>) -> Self {
         Self {
             conn,

@@ -11,11 +11,13 @@ pub(crate) mod kind;
 mod moving;
 mod posting;
 mod receive;
+mod within;
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::buf::Buf;
 use crate::error::{Error, Failed};
@@ -30,6 +32,7 @@ pub(crate) use receive::Place;
 
 pub use batch::{Batch, Batched, PostBatched};
 pub use receive::{Recv, TakeBuf};
+pub use within::Within;
 
 macro_rules! futures {
     ($($(#[$doc:meta])* $Name:ident($Inner:ident<$Kind:ty>) -> $Output:ty, $($build:ident: $Arg:ty),*;)*) => { $(
@@ -45,6 +48,19 @@ macro_rules! futures {
                 $($build: $Arg,)*
             ) -> Self {
                 Self($Inner::new(conn, kind, $($build,)*))
+            }
+
+            /// Gives it up when it has not completed after that time, by the device's clock, from its first poll on.
+            ///
+            /// # Errors
+            /// Its own, and [`Error::TimedOut`]. That leaves the connection as it is. What was not posted by then is not; what
+            /// was is carried out, or ends the connection when the device's retries are exceeded.
+            ///
+            /// # Cancel safety
+            /// As without it.
+            pub fn within(self, time: Duration) -> Within<'a, Self> {
+                let link = self.0.link();
+                Within::new(link, self, time)
             }
         }
 

@@ -237,6 +237,10 @@ impl<'a, K: Kind> Moving<'a, K> {
 }
 
 impl<'a, K> Moving<'a, K> {
+    pub(super) fn link(&self) -> &'a Link {
+        self.conn
+    }
+
     /// Its parts, before it has begun.
     pub(super) fn into_parts(mut self) -> (&'a Link, Checked<K>, Buf)
     where

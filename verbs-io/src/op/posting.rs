@@ -164,6 +164,10 @@ fn look(lane: &mut Lane, id: u64) -> Turn {
 }
 
 impl<'a, K: Kind> Posting<'a, K> {
+    pub(super) fn link(&self) -> &'a Link {
+        self.link
+    }
+
     pub(super) fn new(link: &'a Link, kind: Checked<K>, buf: Buf) -> Self {
         let post = Post::new(buf);
         Self { link, kind, post }

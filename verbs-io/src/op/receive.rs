@@ -4,9 +4,11 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use verbs_core::task::OwnWaker;
 
+use super::within::Within;
 use crate::buf::Buf;
 use crate::core::{Core, Handle};
 use crate::error::Error;
@@ -214,6 +216,17 @@ impl<'a> Recv<'a> {
             link,
             place: Place::new(),
         }
+    }
+
+    /// Gives up when no message has come after that time, by the device's clock, from its first poll on.
+    ///
+    /// # Errors
+    /// Those of [`Connection::recv`](crate::Connection::recv), and [`Error::TimedOut`], which leaves the connection as it is.
+    ///
+    /// # Cancel safety
+    /// As [`Connection::recv`](crate::Connection::recv): no message is lost.
+    pub fn within(self, time: Duration) -> Within<'a, Self> {
+        Within::new(self.link, self, time)
     }
 }
 
