@@ -96,6 +96,7 @@ need() {
         return
     fi
     printf '%s is missing\n' "$program"
+    [[ -z ${INSTALLED:-} ]] || fail "ci/debian.list has to name it: $program $*"
     install_packages "$@"
 }
 
