@@ -27,7 +27,7 @@ struct State {
     has_paths: bool,
     joins: u32,
     refuses: bool,
-    /// The joins that wait until groups can be joined again, while they cannot.
+    /// The requests that wait until they are answered again, while they are not.
     held: Option<Vec<Waker>>,
     mtu: Mtu,
     qkey: QKey,
@@ -68,12 +68,17 @@ impl Admin {
         self.0.lock().unwrap().refuses = all;
     }
 
-    /// From now on no join is answered, or all are: those that waited, in reverse order.
+    /// From now on no join and no leave is answered, or all are: those that waited, in reverse order.
     pub(crate) fn hold(&self, is_held: bool) {
         let mut state = self.0.lock().unwrap();
         let waiting = std::mem::replace(&mut state.held, is_held.then(Vec::new));
         drop(state);
         waiting.into_iter().flatten().rev().for_each(Waker::wake);
+    }
+
+    /// Members of all groups.
+    pub(crate) fn all_members(&self) -> usize {
+        self.0.lock().unwrap().members.len()
     }
 
     /// Members of that kind in a group.
@@ -124,20 +129,25 @@ impl Administration for Admin {
         let admin = self.clone();
         admin.0.lock().unwrap().joins += 1;
         Box::pin(async move {
-            let released = |cx: &mut Context<'_>| match &mut admin.0.lock().unwrap().held {
-                Some(waiting) => {
-                    waiting.push(cx.waker().clone());
-                    Poll::Pending
-                }
-                None => Poll::Ready(()),
-            };
-            poll_fn(released).await;
+            admin.released().await;
             admin.joined(&join)
         })
     }
 }
 
 impl Admin {
+    /// Waits while requests are not answered.
+    async fn released(&self) {
+        let released = |cx: &mut Context<'_>| match &mut self.0.lock().unwrap().held {
+            Some(waiting) => {
+                waiting.push(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        };
+        poll_fn(released).await;
+    }
+
     fn joined(&self, join: &Join) -> Result<Box<dyn Membership>, Error> {
         let (asked, _) = join.parts();
         let mut state = self.0.lock().unwrap();
@@ -181,6 +191,13 @@ impl Membership for Member {
     fn on_change(&mut self, handler: Box<dyn Fn(&Change) + Send + Sync>) {
         let mut state = self.admin.0.lock().unwrap();
         state.handlers.push((self.mgid, Arc::from(handler)));
+    }
+
+    fn leave(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(async move {
+            self.admin.released().await;
+            Ok(())
+        })
     }
 }
 

@@ -69,6 +69,34 @@ fn a_group_stays_until_its_last_subscriber_goes() {
     });
 }
 
+/// Goal: an interface that is closed has left all its groups when that is over, which is when the administrator has answered;
+/// one whose close is dropped leaves them as well. Method: an administrator that does not answer for a second.
+#[test]
+fn a_closed_interface_has_left_its_groups() {
+    for waits in [true, false] {
+        run(73, async |world| {
+            let node = world.node(1, Mode::Connected, false).await;
+            node.link.interface().subscribe(GROUP.into()).unwrap();
+            world.sim.sleep(SECOND).await;
+            assert_eq!((members(&world), world.admin.all_members() > 1), (1, true));
+            world.admin.hold(true);
+            let mut closing = Box::pin(node.link.close());
+            if waits {
+                let early = world.sim.timeout(SECOND, &mut closing).await;
+                assert!(early.is_none(), "the administrator has not answered");
+                assert_eq!(members(&world), 1);
+                world.admin.hold(false);
+                closing.await;
+            } else {
+                drop(closing);
+                world.admin.hold(false);
+                world.sim.sleep(SECOND).await;
+            }
+            assert_eq!(world.admin.all_members(), 0);
+        });
+    }
+}
+
 /// Goal: the stack's reports are one subscription, however often it reports, and one that the link takes down does not
 /// end. Method: several reports and one leave; the same with the link down in between, where the stack reports again,
 /// as it may, or does not.

@@ -1,6 +1,6 @@
 //! The source of an interface's paths and groups.
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, ready};
 use verbs_cm::Error;
 use verbs_cm::sa::{Change, Group, Join, PathQuery, SaClient};
 use verbs_core::mad::sa::{McMemberRecord, PathRecord};
@@ -24,12 +24,25 @@ pub trait Administration: Send + Sync {
 }
 
 /// Membership in a group; it keeps itself registered with the administrator.
-pub trait Membership: Send + Sync {
+pub trait Membership: Send + Sync + 'static {
     /// The administrator's current record of the group.
     fn record(&self) -> McMemberRecord;
 
     /// Sets the handler for changes that this side did not request; it is called under NoBlock.
     fn on_change(&mut self, handler: Box<dyn Fn(&Change) + Send + Sync>);
+
+    /// Leaves the group. The future ends when the administrator has answered; by default at once, as if the membership were
+    /// dropped.
+    ///
+    /// # Errors
+    /// The future's: the administrator may think that the port is a member still.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the membership ends all the same.
+    fn leave(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        drop(self);
+        Box::pin(ready(Ok(())))
+    }
 }
 
 impl Administration for SaClient {
@@ -53,5 +66,9 @@ impl Membership for Group {
 
     fn on_change(&mut self, handler: Box<dyn Fn(&Change) + Send + Sync>) {
         Self::on_change(self, handler);
+    }
+
+    fn leave(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(Self::leave(*self).into_future())
     }
 }

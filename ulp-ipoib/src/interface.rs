@@ -95,6 +95,19 @@ impl Interface {
         self.core.connections()
     }
 
+    /// Ends the interface, as dropping it does, and waits until the administrator knows that its groups are left. Connections
+    /// are ended without a wait for the peers' answers.
+    ///
+    /// An administrator that is not there is asked several times, for seconds: bound the wait.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, or never polled, all is done the same, without waiting.
+    pub fn close(self) -> impl Future<Output = ()> + Send + use<> {
+        let core = Arc::clone(&self.core);
+        drop(self);
+        async move { core.over.wait().await }
+    }
+
     /// Its configuration.
     pub fn config(&self) -> &Config {
         self.core.config()

@@ -88,6 +88,14 @@ impl Embedded {
         &self.interface
     }
 
+    /// As [`Interface::close`].
+    ///
+    /// # Cancel safety
+    /// As there.
+    pub fn close(self) -> impl Future<Output = ()> + Send + use<> {
+        self.interface.close()
+    }
+
     /// Completes when a packet waits, or there is room again for a packet that could not be sent.
     ///
     /// # Cancel safety

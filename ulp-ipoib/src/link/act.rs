@@ -410,8 +410,13 @@ impl Core {
     }
 }
 
-/// Leaves a group: first its packets stop arriving, then the administrator is notified.
+/// Leaves a group: first its packets stop arriving, then the administrator is notified. Its answer is not awaited.
 pub(super) async fn leave(joined: Joined) {
+    drop(detach(joined).await);
+}
+
+/// Has the packets of a group stop arriving.
+pub(super) async fn detach(joined: Joined) -> Box<dyn Membership> {
     let Joined {
         attached,
         ah,
@@ -422,7 +427,8 @@ pub(super) async fn leave(joined: Joined) {
         // It fails only if the device was removed.
         let _gone = attached.detach().await;
     }
-    drop((ah, membership));
+    drop(ah);
+    membership
 }
 
 /// Neither end reads or writes the other's memory.

@@ -6,17 +6,18 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures::channel::oneshot;
-use futures::future::{Either, select};
+use futures::future::{Either, join_all, select};
 use verbs_cm::sa::Join;
 use verbs_core::mad::Bits;
 use verbs_core::mad::sa::McMemberRecord;
 use verbs_core::sync::Arc;
 use verbs_core::{Mtu, PKey, Psn, QKey, QpAttr, QpState, task};
 
-use super::act::leave;
+use super::act::{detach, leave};
 use super::receive::LOT;
 use super::state::Terms;
 use super::{Core, Kick};
+use crate::admin::Membership;
 use crate::config::{JOIN_PAUSE, Mode};
 use crate::error::Error;
 use crate::wire::{HEADER_LEN, all_nodes, broadcast, group_of, link_local, solicited_node};
@@ -79,10 +80,17 @@ impl Core {
                     pause = (pause * 2).min(longest);
                 }
             }
-            self.take_down().await;
+            // The administrator's answers are not awaited: it may not be there.
+            drop(self.take_down().await);
         }
-        self.take_down().await;
+        let left = self.take_down().await;
         self.dismantle().await;
+        for answer in join_all(left.into_iter().map(Membership::leave)).await {
+            if let Err(error) = answer {
+                tracing::debug!(%error, "a group is not left");
+            }
+        }
+        self.over.end();
     }
 
     /// Waits until something has happened, or for at most that long.
@@ -277,8 +285,9 @@ impl Core {
         });
     }
 
-    /// The link is down: forgets what was known of the subnet, and empties the queue pair.
-    async fn take_down(self: &Arc<Self>) {
+    /// The link is down: forgets what was known of the subnet, and empties the queue pair. Returns its memberships, of groups whose
+    /// packets no longer arrive.
+    async fn take_down(self: &Arc<Self>) -> Vec<Box<dyn Membership>> {
         let (was_up, left, paths) = self.with(|state, now| {
             state.reposts = false;
             state.drop_connections();
@@ -291,12 +300,13 @@ impl Core {
             self.face.link(&info);
         }
         drop(paths);
+        let mut memberships = Vec::new();
         for joined in left {
-            leave(joined).await;
+            memberships.push(detach(joined).await);
         }
         // In RESET nothing is posted, and nothing completes.
         if self.qp.to_error().await.is_err() {
-            return;
+            return memberships;
         }
         poll_fn(|cx| {
             self.drained.register(cx.waker());
@@ -307,6 +317,7 @@ impl Core {
             }
         })
         .await;
+        memberships
     }
 
     /// The interface is closed, and its link is down: its last user drops the rest.

@@ -17,12 +17,13 @@ mod state;
 pub(crate) use open::open;
 pub(crate) use send::{Outgoing, send};
 
+use std::future::poll_fn;
 use std::net::IpAddr;
 use std::task::{Context, Poll};
 
 use verbs_cm::Manager;
 use verbs_core::event::EventWatcher;
-use verbs_core::sync::atomic::{AtomicU32, Ordering};
+use verbs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock};
 use verbs_core::task::{self, OwnWaker};
 use verbs_core::time::Instant;
@@ -52,6 +53,8 @@ pub(crate) struct Core {
     timer: Arc<dyn Timer>,
     config: Config,
     kick: Kick,
+    /// The interface is closed, and all has been done that follows.
+    pub(crate) over: Over,
     /// Woken when all work requests for datagrams have completed.
     drained: AtomicWaker,
     /// Kept alive here, because the device holds only a weak reference.
@@ -59,6 +62,34 @@ pub(crate) struct Core {
     /// Memory to send from, by the size of its slots.
     memory: [Arc<Memory>; 2],
     device: Arc<Device>,
+}
+
+/// The end of the keeper, which one task may wait for.
+#[derive(Default)]
+pub(crate) struct Over {
+    has_ended: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Over {
+    fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
+    }
+
+    /// Waits until all groups have been left, and the administrator has answered that.
+    pub(crate) async fn wait(&self) {
+        poll_fn(|cx| {
+            self.waker.register(cx.waker());
+            match self.has_ended.load(Ordering::Acquire) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
 }
 
 /// Requests to the keeper.
@@ -194,7 +225,7 @@ impl Core {
     /// The hardware address of a neighbour; `None` if it does not answer.
     pub(crate) async fn resolve(self: &Arc<Self>, addr: IpAddr) -> Option<HardwareAddress> {
         let mut begins = true;
-        std::future::poll_fn(|cx| {
+        poll_fn(|cx| {
             let begins = std::mem::take(&mut begins);
             let mut waker = OwnWaker::of(cx.waker());
             let found = self.with(|state, now| {

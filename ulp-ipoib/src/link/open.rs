@@ -11,7 +11,7 @@ use verbs_core::{
 use super::buffers::{DATAGRAM_STRIDE, MESSAGE_STRIDE, Pool, RECEIVE_STRIDE};
 use super::receive::{LOT, Receiver};
 use super::state::State;
-use super::{Core, Kick};
+use super::{Core, Kick, Over};
 use crate::admin::Administration;
 use crate::config::{CONNECTIONS_MAX, Config, Mode, TICK};
 use crate::error::Error;
@@ -74,6 +74,7 @@ pub(crate) async fn open(
         timer,
         config,
         kick: Kick::default(),
+        over: Over::default(),
         drained: AtomicWaker::new(),
         watcher: OnceLock::new(),
         device,

@@ -100,6 +100,7 @@ impl State {
             None => {
                 active.phase = Phase::Failed(now + REFUSAL_PAUSE);
                 self.counters.connections_failed += 1;
+                self.doubt_at(key.0, key.1);
             }
         }
         // As before it was made: sent on it, or dropped as too long for a datagram.
@@ -116,10 +117,12 @@ impl State {
         None
     }
 
-    /// A connection is over, whichever side ended it. The next packet requests another.
+    /// A connection is over. The next packet requests another. If this side did not end it, the neighbour may be gone, or be
+    /// there again with another address.
     pub(in crate::link) fn connection_over(&mut self, key: Key) {
         if let Some(active) = self.active.remove(&key) {
             self.hang(active);
+            self.doubt_at(key.0, key.1);
         }
     }
 

@@ -115,6 +115,19 @@ impl State {
         }
     }
 
+    /// Nobody may be at that queue pair any longer: whoever has the addresses of its neighbours is asked for at once, among all.
+    pub(in crate::link) fn doubt_at(&mut self, qpn: Qpn, gid: Gid) {
+        for neighbour in self.neighbours.values_mut() {
+            if neighbour
+                .at
+                .is_some_and(|at| (at.qpn, at.gid) == (qpn, gid))
+            {
+                neighbour.is_doubted = true;
+                neighbour.asked = neighbour.asked.max(ASKS_MAX - 1);
+            }
+        }
+    }
+
     /// Sends packets that wait for a neighbour, as far as that is possible now.
     fn flush_neighbour(&mut self, hop: IpAddr, now: Instant) {
         let Some(neighbour) = self.neighbours.get_mut(&hop) else {

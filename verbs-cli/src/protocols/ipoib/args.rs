@@ -12,7 +12,8 @@ IP over a simulated InfiniBand subnet, with interfaces of the system.
 
 `up` puts an adapter of the subnet that `verbs subnet` hosts, an IP interface on it, and a TUN device in \
 front of that, so that ping, iperf3 and ssh cross the subnet. The link is up when a subnet manager has \
-brought the port up and let it into the broadcast group. Needs CAP_NET_ADMIN in its network namespace, for \
+brought the port up and let it into the broadcast group. It ends when it is interrupted: the subnet \
+administrator hears that its groups are left, and the neighbours that its connections are ended. Needs CAP_NET_ADMIN in its network namespace, for \
 the TUN device.";
 
 pub(crate) const EXAMPLES: &str = "\

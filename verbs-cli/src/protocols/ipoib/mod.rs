@@ -6,20 +6,29 @@ mod forward;
 mod tun;
 
 use std::fmt;
+use std::future::Future;
 use std::io::Write;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use futures::executor::block_on;
+use futures::future::join_all;
 use hca_sim::Hca;
 use hca_sim::link::fabric::socket::default_path;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use smallvec::SmallVec;
 use ulp_ipoib::{Config, Interface};
+use verbs_cm::Manager;
 use verbs_cm::sa::SaClient;
+use verbs_core::Device;
 use verbs_core::sync::Arc;
 
 pub(crate) use args::{ABOUT, EXAMPLES, IpoibArgs, Place, place};
 pub(crate) use error::IpoibError;
 
+use crate::ending::{Ending, GOODBYE, Signal, within};
 use crate::report::line;
 use args::{IpoibCommand, UpArgs};
 use tun::{News, Tun};
@@ -31,7 +40,8 @@ pub(crate) fn run(args: &IpoibArgs, out: &mut dyn Write) -> Result<(), IpoibErro
     }
 }
 
-/// Brings the interfaces up, and carries packets until the program is ended.
+/// Brings the interfaces up, and carries packets until the program is told to end. Then groups are left and connections
+/// ended, before the process ends by the signal.
 fn up(args: &UpArgs, out: &mut dyn Write) -> Result<(), IpoibError> {
     let path = args.subnet.clone().unwrap_or_else(default_path);
     let hca = Hca::subnet(&path, &args.port.node, args.port.port);
@@ -39,6 +49,7 @@ fn up(args: &UpArgs, out: &mut dyn Write) -> Result<(), IpoibError> {
     let device = Arc::new(hca.open().wait()?);
     let admin = Arc::new(SaClient::of(&device, 1).wait()?);
     let news = News::new().map_err(IpoibError::Wait)?;
+    let ending = Ending::begin().map_err(IpoibError::Wait)?;
     let mut interfaces = Vec::new();
     for (name, config) in configs(args) {
         let tun = Tun::new(&name, &config.addresses, &news);
@@ -51,7 +62,21 @@ fn up(args: &UpArgs, out: &mut dyn Write) -> Result<(), IpoibError> {
         }
         interfaces.push((tun, interface));
     }
-    carry(&news, &mut interfaces, out)
+    let signal = carry(&news, &ending, &mut interfaces, out)?;
+    goodbye(&device, interfaces);
+    signal.obey()
+}
+
+/// Ends the interfaces: the administrator and the neighbours hear of it, and have a moment to answer.
+fn goodbye(device: &Arc<Device>, interfaces: Vec<(Tun, Interface)>) {
+    // No packets are taken from the system any longer.
+    let interfaces = interfaces.into_iter().map(|(_tun, interface)| interface);
+    let closing = join_all(interfaces.map(Interface::close).collect::<Vec<_>>());
+    let ended = async {
+        closing.await;
+        let _unanswered = Manager::of(device).disconnect_all().await;
+    };
+    let _unanswered = within(Instant::now() + GOODBYE, Box::pin(ended));
 }
 
 /// The interface that was asked for and its children, with the names of their devices.
@@ -78,13 +103,19 @@ fn configs(args: &UpArgs) -> Vec<(String, Config)> {
     all
 }
 
-/// One loop for all: news of the links, and packets of the system's.
+/// One loop for all: news of the links, packets of the system's, and the signal that ends it.
 fn carry(
-    news: &News,
+    news: &Arc<News>,
+    ending: &Ending,
     interfaces: &mut [(Tun, Interface)],
     out: &mut dyn Write,
-) -> Result<(), IpoibError> {
+) -> Result<Signal, IpoibError> {
+    let waker = Waker::from(Arc::clone(news));
+    let mut told = pin!(ending.told());
     loop {
+        if let Poll::Ready(signal) = told.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Ok(signal);
+        }
         for (tun, _) in interfaces.iter() {
             let failed = |error| IpoibError::Tun {
                 name: tun.name.clone(),
@@ -98,7 +129,11 @@ fn carry(
         waited.push(PollFd::new(news, PollFlags::IN));
         let readers = interfaces.iter().filter(|(tun, _)| tun.reads());
         waited.extend(readers.map(|(tun, _)| PollFd::new(tun, PollFlags::IN)));
-        poll(&mut waited, None).map_err(|error| IpoibError::Wait(error.into()))?;
+        match poll(&mut waited, None) {
+            // By a signal, which is told above.
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(IpoibError::Wait(error.into())),
+        }
         drop(waited);
         news.take();
         for (tun, interface) in interfaces.iter_mut() {

@@ -7,6 +7,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::task::Wake;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -47,6 +48,13 @@ impl News {
     pub(super) fn take(&self) {
         // There may be none.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+/// A task that waits on it is the loop that takes it.
+impl Wake for News {
+    fn wake(self: Arc<Self>) {
+        self.tell();
     }
 }
 
