@@ -20,6 +20,7 @@ mod immediate;
 mod keepalive;
 mod over;
 mod pair;
+mod refused;
 mod shared;
 mod simulated;
 mod strangers;

@@ -14,7 +14,7 @@ use crate::link::Change;
 use crate::queue::base::events::{Job, QpEvents, WaitsForCq};
 use crate::queue::cq::CqRing;
 use crate::queue::srq::SharedReceives;
-use crate::transport::{Told, tell};
+use crate::transport::{Facts, tell};
 
 mod finish;
 
@@ -40,7 +40,7 @@ pub(crate) struct Few {
     /// Ports on the same link that packets have been delivered to.
     pub(crate) fed: Fed,
     /// Facts for the log, each with its queue pair. What is lost on a busy machine costs no allocation.
-    pub(crate) told: SmallVec<[(Qpn, Told, Option<WcStatus>); 1]>,
+    pub(crate) told: SmallVec<[(Qpn, Facts); 1]>,
 }
 
 /// An effect that seldom follows from moving messages.
@@ -234,7 +234,7 @@ impl Effects {
         rare.sort_by_key(Effect::order);
         collect(|| {
             if let Some(few) = few {
-                each!(few.told, (qpn, told, gave_up) => tell(qpn, told, gave_up));
+                each!(few.told, (qpn, facts) => tell(qpn, facts));
             }
             let first = rare.iter().take_while(|effect| effect.is_first()).count();
             for effect in rare.drain(..first) {

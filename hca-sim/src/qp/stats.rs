@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use verbs_core::{Av, ConnectedQp, Gid, Lid, QpAttr, QpState, QpStats, WcStatus};
+use verbs_core::{Av, ConnectedQp, Gid, Lid, QpAttr, QpState, QpStats};
 
 use crate::effects::Effects;
 use crate::qp::QueuePair;
 use crate::queue::base::counters::Count;
-use crate::transport::told::Told;
+use crate::transport::{Facts, Told};
 
 /// The counts of a queue pair: of what is also told to the log, so that messages without an incident cost nothing.
 #[derive(Debug, Default)]
@@ -25,8 +25,8 @@ pub(crate) struct QpCounts {
 /// Counts these facts, and leaves them for the log. Each flag stands for one event: a turn handles one packet, or
 /// one timer.
 #[cold]
-pub(crate) fn record(qp: &QueuePair, told: Told, gave_up: Option<WcStatus>, effects: &mut Effects) {
-    let counts = &qp.counts;
+pub(crate) fn record(qp: &QueuePair, facts: impl Into<Facts>, effects: &mut Effects) {
+    let (facts, counts) = (facts.into(), &qp.counts);
     for (flag, count) in [
         (Told::TIMEOUT, &counts.timeouts),
         (Told::RNR_NAK, &counts.rnr_naks),
@@ -36,14 +36,14 @@ pub(crate) fn record(qp: &QueuePair, told: Told, gave_up: Option<WcStatus>, effe
         (Told::CNP, &counts.cnps),
         (Told::MIGRATED, &counts.migrations),
     ] {
-        if told.contains(flag) {
+        if facts.told.contains(flag) {
             count.up();
         }
     }
-    if gave_up.is_some() {
+    if facts.gave_up.is_some() {
         counts.failures.up();
     }
-    effects.few().told.push((qp.qpn, told, gave_up));
+    effects.few().told.push((qp.qpn, facts));
 }
 
 /// The statistics for its client.

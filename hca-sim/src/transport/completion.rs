@@ -9,7 +9,7 @@ use verbs_core::{EventType, WcStatus};
 use super::rc::Flight;
 use crate::queue::cq::{Cqe, note};
 use crate::queue::send::Scratch;
-use crate::transport::{Ends, Events};
+use crate::transport::{Ends, Events, Facts};
 
 /// Completes the work request at that position. `false`: that was not possible, and it stays.
 pub(in crate::transport) fn send_success(
@@ -37,6 +37,7 @@ pub(in crate::transport) fn send_failure(
     events: &mut Events,
 ) -> bool {
     events.gave_up = Some(status);
+    events.why_failed = Facts::number(vendor_err);
     let wr_id = ends.sends.read(at, &mut Scratch::default()).wr_id;
     let cqe = Cqe::failure(wr_id, ends.qpn, status, vendor_err);
     push_send(ends, at, &cqe, events)

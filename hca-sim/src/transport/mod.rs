@@ -29,7 +29,7 @@ use crate::queue::send::SendRing;
 use crate::queue::srq::SharedReceives;
 use crate::wire::{BthFlags, Head, Service};
 
-pub(crate) use told::{Told, tell};
+pub(crate) use told::{Facts, Told, tell};
 
 pub(crate) use machine::Machine;
 pub(crate) use tx::TxContext;
@@ -213,6 +213,9 @@ pub(crate) struct Events {
     pub(crate) migrate: bool,
     /// How the connection has failed, for a log.
     pub(crate) gave_up: Option<WcStatus>,
+    /// Why, for a log: see [`Facts`].
+    pub(crate) why_failed: u8,
+    pub(crate) why_refused: u8,
 }
 
 impl Events {
@@ -235,6 +238,8 @@ impl Events {
             told,
             migrate,
             gave_up,
+            why_failed: _,
+            why_refused: _,
         } = self;
         let any = *overrun_send | *overrun_recv | *srq_limit | *contact | *fail | *fail_sends;
         !(any | *again | *migrate)

@@ -1,7 +1,9 @@
 //! The facts of a connection for the log: noted by its machines, reported when none is held.
 
+use std::fmt;
+
 use bitflags::bitflags;
-use verbs_core::{Qpn, WcStatus};
+use verbs_core::{Qpn, WcCause, WcStatus};
 
 bitflags! {
     /// The facts of a turn.
@@ -24,8 +26,71 @@ bitflags! {
     }
 }
 
-/// The events of `tracing` for that, level DEBUG, target `verbs::rc`. A subscriber is foreign code: under no lock.
-pub(crate) fn tell(qpn: Qpn, told: Told, gave_up: Option<WcStatus>) {
+/// What there is to say of a queue pair after a turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Facts {
+    pub(crate) told: Told,
+    /// How its connection has failed.
+    pub(crate) gave_up: Option<WcStatus>,
+    /// Why: the number of a [`WcCause`], or 0 if it is not known.
+    pub(crate) why_failed: u8,
+    /// Why a request of the peer was refused: likewise, or 0 if it breaks the rules of the transport.
+    pub(crate) why_refused: u8,
+}
+
+impl From<Told> for Facts {
+    fn from(told: Told) -> Self {
+        Self {
+            told,
+            ..Self::default()
+        }
+    }
+}
+
+impl Facts {
+    /// The number for that reason, which is the code of a cause if it is known.
+    pub(crate) fn number(reason: u32) -> u8 {
+        WcCause::from_code(reason).map_or(0, |cause| cause as u8)
+    }
+
+    /// Why the peer was refused.
+    fn refusal(self) -> &'static dyn fmt::Display {
+        match cause(self.why_refused) {
+            Some(cause) => cause,
+            None => {
+                &"it breaks the rules of the transport, or asks for what the queue pair does not grant"
+            }
+        }
+    }
+
+    /// Why a work request that has ended like that has.
+    fn failure(self, status: WcStatus) -> String {
+        let known = cause(self.why_failed).map_or(0, |cause| cause.code());
+        match WcCause::of(status, known) {
+            Some(cause) => cause.to_string(),
+            None if is_of_peer(status) => "the peer knows why, and its log says so".to_owned(),
+            None => "not known".to_owned(),
+        }
+    }
+}
+
+/// The cause with that number.
+fn cause(number: u8) -> Option<&'static WcCause> {
+    WcCause::ALL.iter().find(|cause| **cause as u8 == number)
+}
+
+/// Whether the peer has refused what ends like that.
+const fn is_of_peer(status: WcStatus) -> bool {
+    matches!(
+        status,
+        WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr
+    )
+}
+
+/// The events of `tracing` for that, target `verbs::rc`: level DEBUG, and INFO for what ends a connection, with the reason. A
+/// subscriber is foreign code: under no lock.
+pub(crate) fn tell(qpn: Qpn, facts: Facts) {
+    let Facts { told, gave_up, .. } = facts;
     let qpn = format_args!("{:#x}", qpn.value());
     macro_rules! event {
         ($flag:ident, $text:literal) => {
@@ -38,10 +103,16 @@ pub(crate) fn tell(qpn: Qpn, told: Told, gave_up: Option<WcStatus>) {
     event!(RNR_NAK, "the peer has no receive posted (RNR NAK): waiting");
     event!(SEQUENCE, "something was lost (sequence): sending again");
     event!(NO_RECEIVE, "a message found no receive here: RNR NAK sent");
-    event!(REFUSED, "a request was refused: NAK sent");
+    if told.contains(Told::REFUSED) {
+        let why = facts.refusal();
+        tracing::info!(target: "verbs::rc", %qpn, %why, "a request of the peer was refused: NAK sent");
+    }
     event!(MIGRATED, "moved to the alternate path");
     event!(CNP, "congestion notification (CNP) received");
-    if let Some(status) = gave_up {
-        tracing::debug!(target: "verbs::rc", %qpn, %status, "a work request failed");
+    if let Some(status) = gave_up
+        && tracing::enabled!(target: "verbs::rc", tracing::Level::INFO)
+    {
+        let why = facts.failure(status);
+        tracing::info!(target: "verbs::rc", %qpn, %status, why, "a work request failed");
     }
 }

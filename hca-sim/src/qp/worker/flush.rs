@@ -11,7 +11,7 @@ use crate::qp::stats;
 use crate::qp::worker::{Oldest, WorkerState};
 use crate::queue::cq::{CqRing, Cqe, Overrun, Pushed, Way};
 use crate::queue::send::{Scratch, SendRing};
-use crate::transport::Told;
+use crate::transport::Facts;
 
 /// Completes a work request in error; the queue pair goes to ERR.
 pub(super) fn end_in_error(
@@ -39,7 +39,12 @@ pub(super) fn end_in_error(
         true => counters.remote_errors.up(),
         false => counters.local_errors.up(),
     }
-    stats::record(qp, Told::empty(), Some(fault.status), effects);
+    let facts = Facts {
+        gave_up: Some(fault.status),
+        why_failed: Facts::number(fault.vendor_err),
+        ..Facts::default()
+    };
+    stats::record(qp, facts, effects);
     machine.oldest = Oldest::Failed(at);
     effects.add(Effect::Fail(qp.events()));
 }

@@ -289,7 +289,7 @@ fn not_ready(
         return Next::Stop;
     }
     qp.port.counters.rnr_naks.up();
-    stats::record(qp, Told::RNR_NAK, None, effects);
+    stats::record(qp, Told::RNR_NAK, effects);
     let limit = qp.control.lock().attr().rnr_retry.unwrap_or(0);
     let left = *machine.rnr_left.get_or_insert(limit);
     if limit != RNR_FOREVER && left == 0 {
@@ -316,7 +316,7 @@ fn unanswered(
         return Next::Stop;
     }
     qp.port.counters.timeouts.up();
-    stats::record(qp, Told::TIMEOUT, None, effects);
+    stats::record(qp, Told::TIMEOUT, effects);
     let attr = qp.control.lock().attr();
     let Some(timeout) = ack_timeout(attr.timeout.unwrap_or(0)) else {
         // No timeout: waits until there is a peer, which kicks.

@@ -173,7 +173,7 @@ pub(super) fn migrate(qp: &Arc<QueuePair>, exchange: &mut PacketQp, effects: &mu
     }
     qp.changes.fetch_add(1, AcqRel);
     qp.follow(exchange);
-    stats::record(qp, Told::MIGRATED, None, effects);
+    stats::record(qp, Told::MIGRATED, effects);
     effects.add(Effect::Raise(qp.events(), EventType::PathMig));
 }
 

@@ -486,7 +486,7 @@ fn slow_down(
     now: Instant,
     effects: &mut Effects,
 ) {
-    stats::record(qp, Told::CNP, None, effects);
+    stats::record(qp, Told::CNP, effects);
     let counters = &qp.port.counters;
     counters.cnps_received.up();
     if let Some(config) = &qp.port.features.congestion

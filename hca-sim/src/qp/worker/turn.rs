@@ -18,7 +18,7 @@ use crate::qp::worker::{flush, loopback, migration, stream, target};
 use crate::queue::base::events::WaitsForCq;
 use crate::queue::cq::CqRing;
 use crate::queue::srq::SharedReceives;
-use crate::transport::{Events, TxContext};
+use crate::transport::{Events, Facts, TxContext};
 
 impl Listed for QueuePair {
     fn mark(&self) -> &Mark {
@@ -282,9 +282,17 @@ fn note_events(
         told,
         migrate: _,
         gave_up,
+        why_failed,
+        why_refused,
     } = events;
     if !told.is_empty() || gave_up.is_some() {
-        stats::record(qp, told, gave_up, effects);
+        let facts = Facts {
+            told,
+            gave_up,
+            why_failed,
+            why_refused,
+        };
+        stats::record(qp, facts, effects);
     }
     let own = |index| Effect::Settle(Arc::clone(&qp.port.mrs), index);
     if settle != [None; 2] {

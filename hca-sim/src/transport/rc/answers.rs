@@ -1,7 +1,7 @@
 //! The responder's answers.
 
 use verbs_core::addr::Msn;
-use verbs_core::{Access, EventType};
+use verbs_core::{Access, EventType, WcCause};
 
 use super::head::head;
 use super::rdma::check_in;
@@ -36,6 +36,8 @@ impl Responder {
                     slot.end();
                     if first_time {
                         self.resources.drop_due();
+                        // It was there when the request came.
+                        events.why_refused = WcCause::KeyGone as u8;
                         self.refuse(psn, NakCode::RemoteAccess, events);
                         events.event = Some(EventType::QpAccessErr);
                     }

@@ -14,7 +14,7 @@ use super::replies::Replies;
 use super::resources::Resources;
 use crate::clock::Instant;
 use crate::queue::srq::Seen;
-use crate::transport::{Ends, Events, Path, Told};
+use crate::transport::{Ends, Events, Facts, Path, Told};
 use crate::wire::target::Again;
 use crate::wire::{
     BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Service, Syndrome,
@@ -416,6 +416,7 @@ impl Responder {
                         _ => EventType::QpReqErr,
                     });
                 }
+                events.why_refused = Facts::number(reason);
                 self.refuse(psn, code, events);
             }
             Err(Refusal::Stopped) => events.fail = true,

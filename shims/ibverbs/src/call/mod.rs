@@ -124,14 +124,18 @@ pub(crate) fn say_panics_in_one_line() {
 /// With `VERBS_LOG_LEVEL` of 3 or more, prints the meaning of an error number: a program sees most refusals as
 /// `EINVAL`.
 pub(crate) fn explain(error: &dyn std::fmt::Display) {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    let wanted = || {
-        let level = variable("VERBS_LOG_LEVEL").and_then(|level| level.into_string().ok());
-        level.is_some_and(|level| level.parse::<u32>().is_ok_and(|level| level >= 3))
-    };
-    if *WANTED.get_or_init(wanted) {
+    if explains() {
         log(&error.to_string());
     }
+}
+
+/// Whether the user wants to know.
+pub(crate) fn explains() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| {
+        let level = variable("VERBS_LOG_LEVEL").and_then(|level| level.into_string().ok());
+        level.is_some_and(|level| level.parse::<u32>().is_ok_and(|level| level >= 3))
+    })
 }
 
 /// Prints a line for the user of the program, where nothing else can say why a call fails.

@@ -6,16 +6,22 @@ use std::sync::Once;
 use tracing_subscriber::EnvFilter;
 use verbs_core::process::variable;
 
-use super::log;
+use super::{explains, log};
 
 /// The filter: a level, or targets with levels.
 const VARIABLE: &str = "VERBS_LOG";
+
+/// The filter for who wants explanations alone: work requests that fail, and requests of peers that are refused here.
+const FAILURES: &str = "verbs::rc=info";
 
 /// Begins to tell, if the user wants to know. A text that is no filter is said to be none, and tells nothing.
 pub(crate) fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let Some(text) = variable(VARIABLE).filter(|text| !text.is_empty()) else {
+            if explains() {
+                tell(EnvFilter::new(FAILURES));
+            }
             return;
         };
         let text = text.to_string_lossy();

@@ -88,7 +88,7 @@ pub(crate) struct RunArgs {
     /// TCP of their own have one (iwpmd)
     #[arg(long)]
     port_mapper: bool,
-    /// Say on stderr why calls of the library are refused
+    /// Say on stderr why calls of the library are refused, why work requests end in error, and why requests of peers are refused
     #[arg(long)]
     explain: bool,
     /// The folder that has libibverbs.so.1 and librdmacm.so.1; default: beside this program
