@@ -24,6 +24,12 @@ use crate::queue::cq::{CqRing, Cqe, Way, note};
 use crate::queue::recv::Waiting;
 use crate::queue::send::SendRing;
 
+#[cfg(all(test, not(verbs_loom)))]
+std::thread_local! {
+    /// How often this thread has tried to carry out a message.
+    pub(crate) static TRIED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 /// The outcome of a message.
 pub(crate) enum MessageOutcome {
     /// It has been carried out.
@@ -215,6 +221,8 @@ type Checked<T> = Result<T, MessageOutcome>;
 impl<'a> Message<'a> {
     /// Carries it out, if nothing prevents it.
     pub(crate) fn carry_out(&self) -> MessageOutcome {
+        #[cfg(all(test, not(verbs_loom)))]
+        TRIED.set(TRIED.get() + 1);
         if self.direct.ring.has_inline_cqes() {
             return match self.wr.op {
                 // No thread has to be called back for a message that waits.

@@ -146,13 +146,17 @@ impl SendPoster {
         self.invalidate_early(wr);
         let mut wr = *wr;
         wr.flags |= self.always;
-        if self.posted == self.limit || !self.attempt(&wr) {
-            // There may be a new door, or nothing may be posted any longer.
-            let sends = self.refill()?;
-            if self.posted == self.limit || !self.attempt(&wr) {
-                self.append(&sends, &wr)?;
-                return Ok(true);
-            }
+        let is_tried = self.posted != self.limit;
+        if is_tried && self.attempt(&wr) {
+            return Ok(false);
+        }
+        // What the path did not take, the machine tries once more and waits for.
+        let was_open = is_tried && self.open.is_some();
+        // There may be a new path, or nothing may be posted any longer.
+        let sends = self.refill()?;
+        if was_open || self.posted == self.limit || !self.attempt(&wr) {
+            self.append(&sends, &wr)?;
+            return Ok(true);
         }
         Ok(false)
     }
@@ -473,5 +477,44 @@ impl fmt::Debug for SendPoster {
             .field("posted", &self.posted)
             .field("retired", &self.retired)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests {
+    use futures::executor::block_on;
+    use verbs_core::{Qp, QpInit, Recv, Send};
+
+    use crate::clock::VirtualClock;
+    use crate::direct::message::TRIED;
+    use crate::{Hca, Loopback, connect};
+
+    async fn queue_pair(link: &Loopback, clock: &VirtualClock) -> Result<Qp, verbs_core::Error> {
+        let hca = Hca::on(link).clock(clock.clone()).build();
+        let device = hca.open().await?;
+        let (pd, cq) = (device.alloc_pd().await?, device.create_cq(8).await?);
+        pd.create_qp(QpInit::rc(&cq, &cq)).await
+    }
+
+    /// Goal: a SEND that finds no receive is tried by its post and once more by the machine, which then waits. Method: the
+    /// tries of this thread are counted, and time stands still: no timer of the machine's makes another.
+    #[test]
+    fn a_send_without_a_receive_is_tried_once_more() -> Result<(), Box<dyn std::error::Error>> {
+        let (link, clock) = (Loopback::default(), VirtualClock::new());
+        let mut a = block_on(queue_pair(&link, &clock))?;
+        let mut b = block_on(queue_pair(&link, &clock))?;
+        block_on(connect(&mut a, &mut b))?;
+        let mut tries_of_a_send = |id| {
+            let before = TRIED.get();
+            a.post_send(Send::new(id).inline(b""))?;
+            Ok::<_, verbs_core::PostError>(TRIED.get() - before)
+        };
+        b.post_recv(Recv::new(1))?;
+        // The first of a connection is the machine's.
+        tries_of_a_send(1)?;
+        b.post_recv(Recv::new(2))?;
+        assert_eq!(tries_of_a_send(2)?, 1, "it is placed at once");
+        assert_eq!(tries_of_a_send(3)?, 2, "no receive is there");
+        Ok(())
     }
 }
