@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use hca_sim::clock::{Clock, Instant, VirtualClock};
 use hca_sim::extension::PacketCounters;
-use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::pcap::reader::Capture;
+use hca_sim::link::pcap::{LinkType, PcapNgWriter};
 use hca_sim::link::{
     Arrival, Burst, Cable, Captured, Change, FaultCounters, Faults, Faulty, Ident, LinkError,
     PacketLink, Route, Sent, Verdict, Verifier,
@@ -83,19 +84,6 @@ fn psn(arrival: &Arrival<'_>) -> u32 {
     u32::from_be_bytes([0, a, b, c])
 }
 
-/// The records of a capture of IP packets: their times and their bytes.
-fn records(file: &[u8]) -> Vec<(Duration, &[u8])> {
-    let mut rest = &file[24..];
-    let mut records = Vec::new();
-    while let Some((header, behind)) = rest.split_first_chunk::<16>() {
-        let number = |at| u32::from_le_bytes(*header[at..].first_chunk().unwrap());
-        let (packet, behind) = behind.split_at(number(8) as usize);
-        records.push((Duration::new(number(0).into(), number(4)), packet));
-        rest = behind;
-    }
-    records
-}
-
 /// Goal: the headers in a capture are those that were on the wire, in both directions and with hidden
 /// identifications. Method: the wire formats' own parser, which checks lengths and checksum.
 #[test]
@@ -107,7 +95,7 @@ fn captures_have_true_headers() {
     let clock = VirtualClock::new();
     let epoch = Duration::from_secs(1_000_000_000);
     let capture = |link| {
-        let pcap = PcapWriter::new(Vec::new(), LinkType::RawIp).unwrap();
+        let pcap = PcapNgWriter::with_interface(Vec::new(), "port", LinkType::RawIp).unwrap();
         Captured::new(link, pcap, clock.clone().into(), epoch)
     };
     let (mut a, mut b) = (capture(a), capture(b));
@@ -121,11 +109,13 @@ fn captures_have_true_headers() {
     let expected_a = [(here, 17, 5, 0), (there, 64, 2, 3)];
     let expected_b = [(there, 17, 2, 0), (here, 64, 5, 3)];
     for (link, expected) in [(a, expected_a), (b, expected_b)] {
-        let file = link.finish().1.unwrap();
-        let mut found = records(&file).into_iter();
-        for (src, hop_limit, count, micros) in expected {
+        let capture = Capture::parse("port", &link.finish().1.unwrap());
+        let mut found = capture.packets.iter();
+        for (n, (src, hop_limit, count, micros)) in expected.into_iter().enumerate() {
             for k in 0..count {
-                let (at, ip) = found.next().unwrap();
+                let packet = found.next().unwrap();
+                assert_eq!(packet.is_inbound, Some(n == 1));
+                let (at, ip) = (packet.at, &packet.bytes);
                 assert_eq!(at, epoch + Duration::from_micros(micros));
                 let (envelope, transport) = Envelope::parse(ip).unwrap();
                 let icrc = envelope.icrc(transport.len()).unwrap();
@@ -148,8 +138,8 @@ fn captures_have_true_headers() {
 #[test]
 fn a_capture_that_cannot_be_written_leaves_the_link_alone() {
     let (a, mut b) = Cable::new().plug(&[address("10.0.0.1")], &[address("10.0.0.2")]);
-    let mut room = [0; 200];
-    let pcap = PcapWriter::new(&mut room[..], LinkType::RawIp).unwrap();
+    let mut room = [0; 300];
+    let pcap = PcapNgWriter::with_interface(&mut room[..], "port", LinkType::RawIp).unwrap();
     let mut a = Captured::new(a, pcap, Clock::wall(), Duration::ZERO);
     for psn in 0..3 {
         assert_eq!(
@@ -160,6 +150,79 @@ fn a_capture_that_cannot_be_written_leaves_the_link_alone() {
     assert_eq!(b.receive(&mut |_| ()), 3);
     let error = a.finish().1.unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::WriteZero);
+}
+
+/// Goal: a capture says which packets were lost, damaged, repeated or held back, and no others. Method: faults of each kind
+/// and of all kinds around a captured link; comments are counted as the faults are, and packets that were lost are those that
+/// did not come.
+#[test]
+fn a_capture_says_what_faults_do() {
+    let each = |change: fn(&mut Faults)| {
+        let mut faults = Faults::NONE;
+        change(&mut faults);
+        faults
+    };
+    for faults in [
+        Faults::NONE,
+        each(|faults| faults.loss = 100),
+        each(|faults| faults.duplication = 100),
+        each(|faults| faults.reordering = 100),
+        each(|faults| faults.corruption = 100),
+        Faults::all(200),
+    ] {
+        let (mut a, b) = Cable::new().plug(&[address("10.0.0.1")], &[address("10.0.0.2")]);
+        let pcap = PcapNgWriter::with_interface(Vec::new(), "port", LinkType::RawIp).unwrap();
+        let captured = Captured::new(b, pcap, VirtualClock::new().into(), Duration::ZERO);
+        let remarks = captured.remarks();
+        let mut b = Faulty::new(captured, 5).receiving(faults).telling(remarks);
+        let mut got = std::collections::BTreeSet::new();
+        for i in 0..500 {
+            send(&mut a, route("10.0.0.1", "10.0.0.2"), 2 * i, 2);
+            b.receive(&mut |arrival| {
+                got.insert(psn(arrival));
+            });
+        }
+        while b.receive(&mut |arrival| {
+            got.insert(psn(arrival));
+        }) > 0
+        {}
+        let counters = b.fault_counters();
+        let capture = Capture::parse("port", &b.into_inner().finish().1.unwrap());
+        let count = |what| {
+            let packets = capture.packets.iter();
+            packets
+                .filter(|packet| packet.comment.contains(what))
+                .count() as u64
+        };
+        assert_eq!(
+            (
+                count("lost"),
+                count("repeated"),
+                count("held back"),
+                count("damaged")
+            ),
+            (
+                counters.lost,
+                counters.duplicated,
+                counters.reordered,
+                counters.corrupted
+            ),
+            "{faults:?}"
+        );
+        let is_told = |packet: &&hca_sim::link::pcap::reader::CapturedPacket| {
+            packet.comment.ends_with(" on purpose")
+        };
+        let told = capture.packets.iter().filter(is_told).count();
+        assert_eq!(told == 0, faults == Faults::NONE);
+        if faults.corruption == 0 {
+            for packet in &capture.packets {
+                let (_, transport) = Envelope::parse(&packet.bytes).unwrap();
+                let psn = u32::from_be_bytes([0, transport[9], transport[10], transport[11]]);
+                let is_lost = packet.comment == "lost on purpose";
+                assert_eq!(got.contains(&psn), !is_lost, "{psn}");
+            }
+        }
+    }
 }
 
 /// The result of sending packets through a faulty link: sequence numbers and verdicts, and the faults that the link has
@@ -311,7 +374,7 @@ fn wrappers_work_around_sockets() {
         ..Faults::NONE
     };
     let faulty = Faulty::new(receiver, 3).receiving(faults);
-    let pcap = PcapWriter::new(Vec::new(), LinkType::RawIp).unwrap();
+    let pcap = PcapNgWriter::with_interface(Vec::new(), "port", LinkType::RawIp).unwrap();
     let mut receiver = Captured::new(faulty, pcap, Clock::wall(), Duration::ZERO);
     let mut verifier = Verifier::new();
     let (mut good, mut bad) = (0, 0);
@@ -338,7 +401,8 @@ fn wrappers_work_around_sockets() {
     assert_eq!(u64::from(bad), faulty.fault_counters().corrupted);
     assert!((200..400).contains(&bad), "{bad}");
     assert_eq!(verifier.counters().bad, bad.into());
-    assert_eq!(records(&file.unwrap()).len(), 1000);
+    let capture = Capture::parse("port", &file.unwrap());
+    assert_eq!(capture.packets.len(), 1000);
 }
 
 /// Goal: bursts over IPv6, with their traffic class. Method: both ends are the only loopback address, so tests in

@@ -11,7 +11,8 @@ use futures::executor::block_on;
 use futures::future::join;
 use hca_sim::clock::{Clock, Waiter};
 use hca_sim::link::Captured;
-use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::pcap::reader::Capture;
+use hca_sim::link::pcap::{LinkType, PcapNgWriter};
 use hca_sim::port_space::PortError;
 use hca_sim::stream::{Bound, StreamLink, Token};
 use hca_sim::wire::iwarp::{Fpdu, Header, Startup};
@@ -396,19 +397,6 @@ impl Write for File {
     }
 }
 
-/// The packets of a capture, from their IP headers on.
-fn packets(file: &[u8]) -> Vec<&[u8]> {
-    let mut rest = &file[24..];
-    let mut found = Vec::new();
-    while let Some((head, behind)) = rest.split_at_checked(16) {
-        let len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-        let (packet, behind) = behind.split_at(len as usize);
-        found.push(packet);
-        rest = behind;
-    }
-    found
-}
-
 /// Goal: B3, the way of RoCE: the same conversation is datagrams to and from queue pair 1 and packets of the connection's
 /// queue pairs; none carries a startup frame. Method: every packet of one end is captured.
 #[test]
@@ -416,7 +404,7 @@ fn roce_is_datagrams_and_packets_only() {
     let (near, far) = (ip(5, 1), ip(5, 2));
     let [a, b] = [near, far].map(|ip| Udp::bind(&[ip]).unwrap());
     let file = File::default();
-    let pcap = PcapWriter::new(file.clone(), LinkType::RawIp).unwrap();
+    let pcap = PcapNgWriter::with_interface(file.clone(), "roce0", LinkType::RawIp).unwrap();
     let a = Captured::new(a, pcap, Clock::wall(), Duration::ZERO);
     let mut client = Host::on(Hca::over(a).build());
     let mut server = Host::on(Hca::over(b).build());
@@ -430,9 +418,9 @@ fn roce_is_datagrams_and_packets_only() {
     });
     client.close();
     server.close();
-    let bytes = file.0.lock().unwrap();
+    let capture = Capture::parse("roce0", &file.0.lock().unwrap());
     let (mut datagrams, mut others) = (0, 0);
-    for packet in packets(&bytes) {
+    for (_, packet) in capture.ip_packets() {
         let (_, transport) = Envelope::parse(packet).unwrap();
         let to = PacketView::new(transport).unwrap().bth().dest_qpn();
         if to == Qpn::new(1) {

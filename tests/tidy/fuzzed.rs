@@ -20,7 +20,7 @@ const FUZZED: &[(&str, &[&str])] = &[
     ("verbs-subnet/src/host", &["subnet-host"]),
     ("verbs-subnet/src/ipc/message", &["subnet-message"]),
     ("verbs-subnet/src/packet.rs", &["subnet-host"]),
-    ("verbs-wire/src/pcap.rs", &["capture"]),
+    ("verbs-wire/src/pcap/mod.rs", &["capture"]),
     ("hca-sim/src/transport/iwarp/", &["iwarp"]),
     ("hca-sim/src/transport/", &["hca"]),
     ("verbs-wire/src/target.rs", &["target-message"]),

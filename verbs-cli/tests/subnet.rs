@@ -2,11 +2,17 @@
 
 mod child;
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use verbs_wire::Frame;
+use verbs_wire::pcap::reader::Capture;
 
 use child::{Guarded, started};
 
@@ -99,6 +105,46 @@ fn a_hosted_subnet_is_managed() {
     until("144 ports with a link, 144 of them in service");
     let alone = run(&socket, &["--tree", "64", "--sm-priority", "3"]);
     assert_eq!(alone.status.code(), Some(2), "a priority of whom?");
+}
+
+/// Goal: a capture of a hosted subnet has all packets on all links, each as the port that it leaves through sent it. Method:
+/// the manager asks each node, in its answers and questions both CRCs are right; one direction of a link is as long as what the
+/// manager at its end has sent.
+#[test]
+fn packets_on_all_links_are_written_to_a_capture() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [socket, file, pcap] = ["subnet", "net", "pcap"].map(|name| folder.path().join(name));
+    fs::write(&file, TWO).expect("a topology");
+    let [file, path] = [&file, &pcap].map(|path| path.to_str().expect("text"));
+    let (mut hosted, _welcome) = host(&socket, &[file, "--sm", "--pcap", path]);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !said(&run(&socket, &["--status"])).contains("4 of them in service") {
+        assert!(Instant::now() < end, "it does not come up");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let process = Pid::from_child(&hosted);
+    kill_process(process, Signal::TERM).expect("it runs");
+    let ended = hosted.wait().expect("it ends");
+    assert_eq!(ended.signal(), Some(15));
+    let capture = Capture::read(&pcap);
+    let mut sent = BTreeMap::<_, usize>::new();
+    for packet in &capture.packets {
+        assert_eq!((packet.link_type, packet.is_inbound), (197, Some(false)));
+        let (frame, transport) = Frame::parse(&packet.bytes).expect("a packet");
+        let icrc = frame.icrc(transport.len()).expect("a length");
+        assert_eq!(icrc.verify(transport), Ok(()));
+        *sent.entry(packet.interface.as_str()).or_default() += 1;
+    }
+    // The manager is at a: what it sends to b leaves through s:2, and b answers all of that.
+    assert_eq!(sent.len(), 4, "{sent:?}");
+    assert!(sent["a:1"] > sent["s:2"] && sent["s:2"] > 5, "{sent:?}");
+    assert_eq!(sent["s:2"], sent["b:1"], "{sent:?}");
+    let unwritable = run(&socket, &[file, "--pcap", "/nowhere/pcap"]);
+    assert_eq!(unwritable.status.code(), Some(1));
+    assert!(said(&unwritable).contains("cannot write the capture /nowhere/pcap"));
+    assert!(!socket.exists(), "nothing is left");
+    let alone = run(&socket, &["--status", "--pcap", path]);
+    assert_eq!(alone.status.code(), Some(2), "a capture of what?");
 }
 
 #[test]

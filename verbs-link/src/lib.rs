@@ -15,11 +15,11 @@
 //!
 //! use verbs_link::time::VirtualClock;
 //! use verbs_link::{Cable, Captured, PacketLink};
-//! use verbs_wire::pcap::{LinkType, PcapWriter};
+//! use verbs_wire::pcap::{LinkType, PcapNgWriter};
 //!
 //! // One end of a cable, whose packets are written to a capture with virtual time stamps.
 //! let (link, _other) = Cable::new().plug(&["10.0.0.1".parse()?], &["10.0.0.2".parse()?]);
-//! let pcap = PcapWriter::new(Vec::new(), LinkType::RawIp)?;
+//! let pcap = PcapNgWriter::with_interface(Vec::new(), "port 1", LinkType::RawIp)?;
 //! let clock = VirtualClock::new();
 //! let link = Captured::new(link, pcap, clock.clone().into(), Duration::ZERO);
 //! assert_eq!(link.addresses().len(), 1);
@@ -57,4 +57,4 @@ pub use packet::{
 };
 pub use udp::steering::{PROGRAMS_MAX, SHARED_MAX, Seat, SteeredSocket, Steering};
 pub use udp::{ADDRESSES_MAX, GROUPS_MAX, LinkError, Udp, loopback_addresses};
-pub use wrap::{Captured, FaultCounters, Faults, Faulty, NotPerMille, PerMille, Wrap};
+pub use wrap::{Captured, FaultCounters, Faults, Faulty, NotPerMille, PerMille, Remarks, Wrap};

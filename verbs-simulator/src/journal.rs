@@ -1,5 +1,6 @@
 //! The events of a run, in order: always digested, and written to a capture if requested.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::Hasher;
 use std::io::{self, Write};
@@ -11,7 +12,7 @@ use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{AsyncEvent, EventType, Kind, Subject, Wc};
 use verbs_link::time::Instant;
 use verbs_wire::Envelope;
-use verbs_wire::pcap::{LinkType, PcapWriter};
+use verbs_wire::pcap::{Interface, LinkType, Note, PcapNgWriter};
 
 /// The digest of a run: every packet, completion, event, verb and timer with its time, in order.
 ///
@@ -49,9 +50,92 @@ pub(crate) struct Journal(Arc<Mutex<Book>>);
 struct Book {
     hasher: SipHasher24,
     counts: Counts,
-    pcap: Option<PcapWriter<Sink>>,
+    pcap: Option<Pcap>,
     /// The first error of writing the capture.
     failed: Option<io::Error>,
+}
+
+/// A capture, with an interface for each address that has sent.
+struct Pcap {
+    writer: PcapNgWriter<Sink>,
+    interfaces: BTreeMap<IpAddr, Interface>,
+}
+
+impl Pcap {
+    fn packet(
+        &mut self,
+        now: Instant,
+        envelope: &Envelope,
+        bytes: &[u8],
+        fate: PacketFate,
+    ) -> io::Result<()> {
+        let from = IpAddr::from(envelope.sgid());
+        let interface = match self.interfaces.get(&from) {
+            Some(interface) => *interface,
+            None => {
+                let name = from.to_string();
+                let interface = self.writer.interface(&name, LinkType::RawIp)?;
+                self.interfaces.insert(from, interface);
+                interface
+            }
+        };
+        let comment = fate.comment();
+        let note = Note::new(interface, Duration::from_nanos(now.as_nanos()));
+        let note = note.outbound().comment(&comment);
+        self.writer.roce(&note, envelope, &[bytes])
+    }
+}
+
+/// What becomes of a packet that was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PacketFate {
+    /// No port has its destination.
+    Unknown,
+    /// The path between its ends is cut.
+    Cut,
+    /// So many copies are under way to so many ports, and some of them may be damaged.
+    Carried {
+        copies: u64,
+        ports: u64,
+        is_damaged: bool,
+    },
+}
+
+impl PacketFate {
+    /// Its number in the digest.
+    const fn number(self) -> u64 {
+        match self {
+            Self::Unknown => u64::MAX,
+            Self::Cut => 0,
+            Self::Carried { copies, .. } => copies,
+        }
+    }
+
+    /// What a capture says about it: nothing if it arrives as it was sent, once at each port.
+    fn comment(self) -> String {
+        match self {
+            Self::Unknown => "lost: no port has its destination".into(),
+            Self::Cut => "lost: the path is cut".into(),
+            Self::Carried { copies: 0, .. } => "lost on purpose".into(),
+            Self::Carried {
+                copies,
+                ports,
+                is_damaged,
+            } => {
+                let copies = match copies {
+                    _ if copies == ports => String::new(),
+                    _ if ports == 1 => format!("arrives {copies} times"),
+                    _ => format!("{copies} copies for {ports} ports"),
+                };
+                let damaged = if is_damaged { "damaged on purpose" } else { "" };
+                match (copies.as_str(), damaged) {
+                    (_, "") => copies,
+                    ("", _) => damaged.into(),
+                    _ => format!("{copies}, {damaged}"),
+                }
+            }
+        }
+    }
 }
 
 /// How much happened in a run.
@@ -104,21 +188,23 @@ impl Book {
 impl Journal {
     /// Writes packets to a capture from now on, each as its sender sent it.
     pub(crate) fn capture(&self, sink: Sink) -> io::Result<()> {
-        self.0.lock().pcap = Some(PcapWriter::new(sink, LinkType::RawIp)?);
+        self.0.lock().pcap = Some(Pcap {
+            writer: PcapNgWriter::new(sink)?,
+            interfaces: BTreeMap::new(),
+        });
         Ok(())
     }
 
-    /// A packet was sent; `fate` says what becomes of it.
-    pub(crate) fn packet(&self, now: Instant, envelope: &Envelope, bytes: &[u8], fate: u64) {
+    /// A packet was sent.
+    pub(crate) fn packet(&self, now: Instant, envelope: &Envelope, bytes: &[u8], fate: PacketFate) {
         let mut book = self.0.lock();
         book.counts.packets += 1;
         let hasher = book.begin(Entry::Packet, now);
-        hasher.write(&fate.to_le_bytes());
+        hasher.write(&fate.number().to_le_bytes());
         hasher.write(&(bytes.len() as u64).to_le_bytes());
         hasher.write(bytes);
-        let at = Duration::from_nanos(now.as_nanos());
         if let Some(pcap) = &mut book.pcap
-            && let Err(error) = pcap.roce(at, envelope, &[bytes])
+            && let Err(error) = pcap.packet(now, envelope, bytes, fate)
         {
             book.failed.get_or_insert(error);
         }
@@ -202,7 +288,7 @@ impl Journal {
     pub(crate) fn finish(&self) -> io::Result<()> {
         let mut book = self.0.lock();
         let finished = match book.pcap.take() {
-            Some(pcap) => pcap.finish().map(drop),
+            Some(pcap) => pcap.writer.finish().map(drop),
             None => Ok(()),
         };
         match book.failed.take() {

@@ -38,6 +38,6 @@ pub use attached::{SharedSubnet, SubnetPort};
 pub use host::{Host, HostCounters, HostLimits};
 pub use packet::{Body, MadPacket, Packet};
 pub use remote::{AttachError, RemotePort};
-pub use subnet::{Bound, LinkFault, Subnet, SubnetConfig, SubnetEvent};
+pub use subnet::{Bound, Carried, LinkFault, Record, Subnet, SubnetConfig, SubnetEvent};
 pub use topology::fat_tree::FatTree;
 pub use topology::{LinkSpec, NodeId, NodeSpec, PortRef, Topology, TopologyError};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use hca_sim::link::fabric::message::Message;
 use hca_sim::link::fabric::{Subnet, SubnetConfig, Topology};
-use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::pcap::reader::Capture;
+use hca_sim::link::pcap::{LinkType, Note, PcapNgWriter};
 use ulp_srp::initiator::Target;
 use ulp_srp::iu::PortId;
 
@@ -53,31 +54,37 @@ pub(crate) fn topology(bytes: &[u8]) -> u32 {
 /// Packets into a capture, which is then read: every record contains what was written.
 pub(crate) fn capture(bytes: &[u8]) -> u32 {
     let mut script = Script::new(bytes);
-    let link_type = script.pick(&[LinkType::RawIp, LinkType::Ethernet]);
-    let mut pcap = PcapWriter::new(Vec::new(), link_type).expect("memory takes all");
+    let mut pcap = PcapNgWriter::new(Vec::new()).expect("memory takes all");
+    let mut interfaces = Vec::new();
+    for (name, link_type) in [("", LinkType::Ethernet), ("Sw 1:3", LinkType::RawIp)] {
+        let interface = pcap.interface(name, link_type).expect("memory takes all");
+        interfaces.push((name, interface));
+    }
     let mut written = Vec::new();
     while script.step(32).is_some() {
+        let (name, interface) = script.pick(&interfaces);
         let time = Duration::new(script.u32().into(), script.u32() % 1_000_000_000);
-        let (one, other) = (script.below(80), script.below(80));
+        let (one, other, long) = (script.below(80), script.below(80), script.below(40));
         let pieces = [script.take(one), script.take(other)];
-        pcap.packet(time, &pieces).expect("a time that fits");
-        written.push((time, pieces.concat()));
-    }
-    let file = pcap.finish().expect("memory takes all");
-    let mut rest = &file[24..];
-    for (time, packet) in &written {
-        let (head, behind) = rest.split_at(16);
-        let number = |at: usize| {
-            let bytes = head[at..at + 4].try_into().expect("four bytes");
-            u32::from_le_bytes(bytes)
+        let comment = String::from_utf8_lossy(script.take(long)).into_owned();
+        let is_inbound = script.pick(&[None, Some(true), Some(false)]);
+        let note = Note::new(interface, time).comment(&comment);
+        let note = match is_inbound {
+            None => note,
+            Some(true) => note.inbound(),
+            Some(false) => note.outbound(),
         };
-        assert_eq!(Duration::new(number(0).into(), number(4)), *time);
-        let (len, whole) = (number(8) as usize, number(12) as usize);
-        assert_eq!((len, whole), (packet.len(), packet.len()));
-        assert_eq!(&behind[..len], packet);
-        rest = &behind[len..];
+        pcap.packet(&note, &pieces).expect("a time that fits");
+        written.push((name, time, comment, is_inbound, pieces.concat()));
     }
-    assert!(rest.is_empty());
+    let read = Capture::parse("", &pcap.finish().expect("memory takes all"));
+    assert_eq!(read.packets.len(), written.len());
+    for (packet, (name, time, comment, is_inbound, bytes)) in read.packets.iter().zip(written) {
+        assert_eq!(packet.interface, name);
+        assert_eq!((packet.at, packet.is_inbound), (time, is_inbound));
+        assert_eq!((packet.len, &packet.bytes), (bytes.len(), &bytes));
+        assert_eq!(packet.comment, comment);
+    }
     script.steps().max(1)
 }
 

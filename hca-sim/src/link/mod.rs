@@ -16,8 +16,8 @@ pub use verbs_link::{
     ADDRESSES_MAX, Answer, Arrival, Burst, Cable, CableEnd, Captured, Change, FaultCounters,
     Faults, Faulty, Feedback, GROUPS_MAX, GsoOff, IcrcCounters, Ident, JoinError, Joined, Joining,
     LinkCounters, LinkError, Local, Managed, NotPerMille, PROGRAMS_MAX, PacketLink, PerMille,
-    PortTables, Refusal, Route, SHARED_MAX, Seat, Sent, SteeredSocket, Steering, Udp, Verdict,
-    Verifier, Waiter, Wrap, channel_files, clients_of, loopback_addresses,
+    PortTables, Refusal, Remarks, Route, SHARED_MAX, Seat, Sent, SteeredSocket, Steering, Udp,
+    Verdict, Verifier, Waiter, Wrap, channel_files, clients_of, loopback_addresses,
 };
 #[doc(no_inline)]
 pub use verbs_subnet::ipc::published;
@@ -92,8 +92,8 @@ pub mod fabric {
     pub use verbs_subnet::ipc::{RING_LEN, message, place, socket};
     #[doc(no_inline)]
     pub use verbs_subnet::{
-        AttachError, Body, Bound, FatTree, Host, HostCounters, HostLimits, LinkFault, LinkSpec,
-        MadPacket, NodeId, NodeSpec, Packet, PortRef, RemotePort, SharedSubnet, Subnet,
+        AttachError, Body, Bound, Carried, FatTree, Host, HostCounters, HostLimits, LinkFault,
+        LinkSpec, MadPacket, NodeId, NodeSpec, Packet, PortRef, RemotePort, SharedSubnet, Subnet,
         SubnetConfig, SubnetEvent, SubnetPort, Topology, TopologyError,
     };
 }

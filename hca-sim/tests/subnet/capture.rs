@@ -8,7 +8,8 @@ use hca_sim::Hca;
 use hca_sim::clock::VirtualClock;
 use hca_sim::link::Captured;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
-use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::pcap::reader::Capture;
+use hca_sim::link::pcap::{LinkType, PcapNgWriter};
 use hca_sim::wire::{Frame, Packet};
 use verbs_core::mad::AttributeId;
 use verbs_core::{Lid, Qpn};
@@ -43,19 +44,18 @@ fn captures_have_packets_of_infiniband() {
     let subnet = SharedSubnet::new(Subnet::new(&topology, SubnetConfig::default()));
     let link = subnet.attach(PortRef { node, port: 1 }, 1).unwrap();
     let file = File::default();
-    let pcap = PcapWriter::new(file.clone(), LinkType::InfiniBand).unwrap();
+    let pcap = PcapNgWriter::with_interface(file.clone(), "A:1", LinkType::InfiniBand).unwrap();
     let clock = VirtualClock::new();
     let link = Captured::new(link, pcap, clock.clone().into(), Duration::ZERO);
     let device = Hca::over(link).clock(clock).open().wait().unwrap();
     let manager = Manager::on(&device);
     manager.ask(&[1], Smp::get(AttributeId::NODE_INFO, 0));
 
-    let file = file.0.lock().unwrap();
-    assert_eq!(file[20..24], 247_u32.to_le_bytes(), "LINKTYPE_INFINIBAND");
-    let (mut rest, mut methods) = (&file[24..], Vec::new());
-    while !rest.is_empty() {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        let (frame, transport) = Frame::parse(&rest[16..16 + len]).unwrap();
+    let capture = Capture::parse("A:1", &file.0.lock().unwrap());
+    let mut methods = Vec::new();
+    for packet in &capture.packets {
+        assert_eq!(packet.link_type, 197, "LINKTYPE_ERF");
+        let (frame, transport) = Frame::parse(&packet.bytes).unwrap();
         let permissive = Lid(0xffff);
         assert_eq!(
             (frame.vl, frame.slid, frame.dlid),
@@ -66,7 +66,6 @@ fn captures_have_packets_of_infiniband() {
         let packet = Packet::parse(transport).unwrap();
         assert_eq!(packet.head.bth().dest_qpn, Qpn::new(0));
         methods.push(packet.payload[3]);
-        rest = &rest[16 + len..];
     }
     assert_eq!(methods, [0x01, 0x81], "Get and GetResp");
 }

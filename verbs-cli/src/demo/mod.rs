@@ -9,18 +9,21 @@ mod rdma;
 mod table;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::iter;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use futures::executor::block_on;
 use hca_sim::clock::Clock;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
+use verbs_core::sync::Mutex;
 use verbs_core::time;
 use verbs_sm::{Config as SmConfig, Manager};
 
 pub(crate) use error::DemoError;
 
+use crate::capture::LinkCapture;
 use file::Payload;
 use node::Node;
 use table::{Demo, Row};
@@ -38,10 +41,11 @@ Examples:
   verbs demo                       with this program's own file
   verbs demo --file photo.jpg      with another one
   verbs demo --json                what took how long, for programs
+  verbs demo --pcap demo.pcapng    with all packets, for Wireshark
 
 Exit codes:
   0  done
-  1  the file could not be read, or the output not written
+  1  the file could not be read, or the output or the capture not written
   3  what arrived is not what was sent
   5  a device failed, or somebody does not answer";
 
@@ -60,26 +64,30 @@ pub(crate) struct DemoArgs {
     /// Print the steps as JSON when all are done, and nothing else
     #[arg(long)]
     json: bool,
+    /// Write all packets on both links to a file for Wireshark (link type 197, ERF, as ibdump writes them)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
 }
 
 /// Runs it, and says what there was to see.
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), DemoError> {
     let payload = Payload::read(args.file.as_deref(), BYTES_MAX)?;
-    let shown = block_on(show(&payload, &mut Demo::new(out, args.json)));
+    let fabric = subnet(args.pcap.as_deref())?;
+    let shown = block_on(show(&payload, &fabric, &mut Demo::new(out, args.json)));
+    let captured = fabric.finish_capture();
     // A node that has gone does not hear what comes last either.
     let flushed = out.flush().map_err(DemoError::Output);
-    shown.and(flushed)
+    shown.and(captured).and(flushed)
 }
 
-async fn show(payload: &Payload, demo: &mut Demo<'_>) -> Result<(), DemoError> {
+async fn show(payload: &Payload, subnet: &Fabric, demo: &mut Demo<'_>) -> Result<(), DemoError> {
     let begun = Instant::now();
     demo.say("two nodes and a switch, in this process:")?;
     demo.say("    A 10.0.0.1 ---- [ switch ] ---- B 10.0.0.2")?;
 
-    let subnet = subnet()?;
     let (mut a, mut b) = (
-        Node::new(&subnet, 1, "A").await?,
-        Node::new(&subnet, 2, "B").await?,
+        Node::new(subnet, 1, "A").await?,
+        Node::new(subnet, 2, "B").await?,
     );
     let step = Instant::now();
     let manager = Manager::start(&a.device, 1, SmConfig::default()).await?;
@@ -125,8 +133,8 @@ async fn show(payload: &Payload, demo: &mut Demo<'_>) -> Result<(), DemoError> {
     demo.end(payload, begun.elapsed())
 }
 
-/// A switch with two adapters.
-fn subnet() -> Result<Fabric, DemoError> {
+/// A switch with two adapters, whose packets are written there.
+fn subnet(pcap: Option<&Path>) -> Result<Fabric, DemoError> {
     let mut topology = Topology::new();
     let switch = topology.switch("switch", 4)?;
     let mut ports = Vec::new();
@@ -135,12 +143,24 @@ fn subnet() -> Result<Fabric, DemoError> {
         topology.link((switch, number), (node, 1))?;
         ports.push(PortRef { node, port: 1 });
     }
+    let capture = match pcap {
+        Some(path) => {
+            let capture = LinkCapture::create(path, &topology);
+            let capture = capture.map_err(DemoError::capture(path))?;
+            Some((path.to_owned(), Mutex::new(capture)))
+        }
+        None => None,
+    };
     let clock = Clock::wall();
-    let subnet = Subnet::new(&topology, SubnetConfig::default());
+    let mut subnet = Subnet::new(&topology, SubnetConfig::default());
+    if capture.is_some() {
+        subnet.record().begin();
+    }
     Ok(Fabric {
         subnet: SharedSubnet::timed(subnet, clock.clone()),
         ports,
         clock,
+        capture,
     })
 }
 
@@ -149,9 +169,22 @@ pub(crate) struct Fabric {
     subnet: SharedSubnet,
     ports: Vec<PortRef>,
     clock: Clock,
+    capture: Option<(PathBuf, Mutex<LinkCapture>)>,
 }
 
 impl Fabric {
+    /// Writes what was recorded, if that was asked for.
+    fn finish_capture(&self) -> Result<(), DemoError> {
+        let Some((path, capture)) = &self.capture else {
+            return Ok(());
+        };
+        let take = |subnet: &mut Subnet| iter::from_fn(|| subnet.record().poll()).collect();
+        let carried: Vec<_> = self.subnet.with(time::Instant::ZERO, take);
+        let mut capture = capture.lock();
+        capture.write(carried.into_iter());
+        capture.finish().map_err(DemoError::capture(path))
+    }
+
     /// Ports with a link, and how many of those are in service.
     fn port_counts(&self) -> (usize, usize) {
         self.subnet

@@ -10,15 +10,13 @@ use std::io;
 use std::iter;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hca_rdma::{Nic, OpenError};
-use hca_sim::clock::Clock;
 use hca_sim::link::fabric::AttachError;
 use hca_sim::link::host::HostError;
-use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::pcap::LinkType;
 use hca_sim::link::{
-    Captured, Faults, Faulty, Joined, LinkError, PacketLink, host, loopback_addresses,
+    Captured, Faults, Faulty, Joined, LinkError, PacketLink, Remarks, host, loopback_addresses,
 };
 use hca_sim::{Builder, Hca, Udp};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -27,7 +25,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Device, Error, Gid, Psn};
 
 use crate::address::{Scheme, same_family};
-use crate::capture::CaptureFile;
+use crate::capture::{self, CaptureFile};
 use crate::connections;
 use crate::logging;
 use crate::net::sends_from;
@@ -92,8 +90,9 @@ impl<'a> Roce<'a> {
         Self { args }
     }
 
-    /// Puts the faults around a link that were asked for, and sets how connections react to congestion.
-    fn over(&self, link: impl PacketLink + 'static) -> Builder {
+    /// Puts the faults around a link that were asked for, and sets how connections react to congestion. The faults are told
+    /// to a capture.
+    fn over(&self, link: impl PacketLink + 'static, remarks: Option<Remarks>) -> Builder {
         let builder = match self.args.loss {
             None => Hca::over(link),
             Some(loss) => {
@@ -101,32 +100,17 @@ impl<'a> Roce<'a> {
                     loss: loss.get(),
                     ..Faults::NONE
                 };
-                Hca::over(Faulty::new(link, self.args.seed).receiving(faults))
+                let faulty = Faulty::new(link, self.args.seed).receiving(faults);
+                Hca::over(match remarks {
+                    Some(remarks) => faulty.telling(remarks),
+                    None => faulty,
+                })
             }
         };
         match self.args.dcqcn {
             Some(Congestion(dcqcn)) => builder.congestion(dcqcn),
             None => builder,
         }
-    }
-
-    /// Puts a capture around a link. It sees what the network carried, faults come after.
-    fn capture(
-        &self,
-        link: impl PacketLink + 'static,
-        path: &Path,
-    ) -> Result<(Builder, CaptureFile), WireError> {
-        let failed = |error| WireError::Capture {
-            path: path.into(),
-            error,
-        };
-        let file = CaptureFile::create(path).map_err(failed)?;
-        let pcap = PcapWriter::new(file.clone(), LinkType::RawIp).map_err(failed)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        // A clock before 1970 has times that no capture can say.
-        let epoch = now.unwrap_or_default();
-        let link = Captured::new(link, pcap, Clock::wall(), epoch);
-        Ok((self.over(link), file))
     }
 }
 
@@ -183,12 +167,14 @@ impl Roce<'_> {
         addresses: &[IpAddr],
     ) -> Result<Wire, WireError> {
         let (builder, capture) = match &self.args.pcap {
-            Some(path) => self
-                .capture(link, path)
-                .map(|(builder, file)| (builder, Some((path.clone(), file))))?,
-            None => (self.over(link), None),
+            Some(path) => {
+                let (link, capture) = captured(link, ROCE, LinkType::RawIp, path)?;
+                let remarks = link.remarks();
+                (self.over(link, Some(remarks)), Some(capture))
+            }
+            None => (self.over(link, None), None),
         };
-        let hca = builder.name("roce0").build();
+        let hca = builder.name(ROCE).build();
         let told = addresses.iter().map(ToString::to_string).collect();
         Ok(Wire {
             published: show(&hca, told),
@@ -196,6 +182,28 @@ impl Roce<'_> {
             addresses: addresses.to_vec(),
             capture,
         })
+    }
+}
+
+/// The name of an HCA of RoCEv2.
+const ROCE: &str = "roce0";
+
+/// A capture, and where it is.
+type CaptureAt = (PathBuf, CaptureFile);
+
+/// Puts a capture around a link.
+fn captured<L: PacketLink>(
+    link: L,
+    name: &str,
+    link_type: LinkType,
+    path: &Path,
+) -> Result<(Captured<L, CaptureFile>, CaptureAt), WireError> {
+    match capture::around(link, name, link_type, path) {
+        Ok((link, file)) => Ok((link, (path.into(), file))),
+        Err(error) => Err(WireError::Capture {
+            path: path.into(),
+            error,
+        }),
     }
 }
 
@@ -261,7 +269,7 @@ enum Opened {
 pub(crate) struct Wire {
     opened: Opened,
     addresses: Vec<IpAddr>,
-    capture: Option<(PathBuf, CaptureFile)>,
+    capture: Option<CaptureAt>,
     /// What `verbs stats` asks.
     #[expect(dead_code, reason = "it is there as long as it is kept")]
     published: Option<Arc<Published>>,

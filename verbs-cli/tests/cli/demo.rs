@@ -1,6 +1,10 @@
 //! `verbs demo`.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
+use verbs_wire::Frame;
+use verbs_wire::pcap::reader::Capture;
 
 use crate::run::Place;
 
@@ -34,6 +38,27 @@ fn a_newcomer_sees_a_subnet_come_up_and_a_file_arrive() {
                 .all(|step| step["seconds"].as_f64() > Some(0.0)),
         "{shown}"
     );
+    let ends = ["A:1", "B:1", "switch:1", "switch:2"];
+    let pcap = ["demo", "--file", "file", "--pcap", "demo.pcapng"];
+    assert!(
+        place
+            .verbs(&pcap)
+            .succeeded()
+            .contains("arrived both times")
+    );
+    let capture = Capture::parse("demo", &place.read("demo.pcapng"));
+    let (mut from, mut services) = (BTreeSet::new(), BTreeSet::new());
+    for packet in &capture.packets {
+        let (frame, transport) = Frame::parse(&packet.bytes).expect("a packet");
+        let icrc = frame.icrc(transport.len()).expect("a length");
+        assert_eq!(icrc.verify(transport), Ok(()));
+        from.insert(packet.interface.as_str());
+        services.insert(transport[0] >> 5);
+    }
+    assert_eq!(from, BTreeSet::from(ends));
+    assert_eq!(services, BTreeSet::from([0, 3]), "RC and UD");
+    let unwritable = place.verbs(&["demo", "--file", "file", "--pcap", "no/where"]);
+    unwritable.failed(1, &["cannot write the capture no/where"]);
     let missing = place.verbs(&["demo", "--file", "nowhere"]);
     missing.failed(1, &["cannot read nowhere"]);
     place.write("empty", b"");

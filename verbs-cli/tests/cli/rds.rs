@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use verbs_wire::pcap::reader::Capture;
 
 use crate::line::first_line;
 use crate::run::{Ended, PATIENCE, Place, RDS, VERBS, address_of};
@@ -225,6 +226,20 @@ fn nodes_of_a_hosted_subnet_carry_datagrams_once_and_in_order() {
     let rds = |arguments: &[&str]| answering.rds(&[arguments, &["--node", "a:1"]].concat());
     let said = rds(&["ping", "-c", "3", "-i", "1ms", "-I", "10.0.0.1", "10.0.0.2"]).succeeded();
     assert!(said.contains("3 pings, 3 answered"), "{said}");
+    let path = answering.place.path("a.pcapng");
+    let path = path.to_str().expect("text");
+    let pcap = [
+        "ping", "-c", "1", "-I", "10.0.0.1", "--pcap", path, "10.0.0.2",
+    ];
+    rds(&pcap).succeeded();
+    let capture = Capture::parse("a", &answering.place.read("a.pcapng"));
+    let is_there = |is_inbound| {
+        let mut packets = capture.packets.iter();
+        packets.any(|it| {
+            (it.interface.as_str(), it.link_type, it.is_inbound) == ("a:1", 197, Some(is_inbound))
+        })
+    };
+    assert!(is_there(true) && is_there(false), "{capture:?}");
     let asked = rds(&[
         "stress", "--bind", "fd00::1", "-r", "10.0.0.1", "-s", "10.0.0.2", "-t", "2", "-d", "8",
         "-n", "3000", "-q", "9000", "-a", "100", "-v", "--kill", "10ms", "--json",

@@ -1,6 +1,9 @@
 //! `verbs sim`.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
+use verbs_wire::pcap::reader::Capture;
 
 use crate::run::Place;
 
@@ -14,15 +17,24 @@ fn sim(place: &Place, arguments: &[&str]) -> crate::run::Ended {
 #[test]
 fn one_seed_prints_the_same_each_time() {
     let place = Place::new();
-    let arguments = ["--seed", "7", "--mode", "packets"];
+    let arguments = ["--seed", "2", "--mode", "packets"];
     let first = sim(&place, &arguments).succeeded();
     assert!(first.contains("clean\ndigest "), "{first}");
     assert_eq!(sim(&place, &arguments).succeeded(), first);
-    let traced = [&arguments[..], &["--trace", "run.pcap"]].concat();
+    let traced = [&arguments[..], &["--trace", "run.pcapng"]].concat();
     assert_eq!(sim(&place, &traced).succeeded(), first);
-    let capture = place.read("run.pcap");
-    assert_eq!(capture[..4], [0x4d, 0x3c, 0xb2, 0xa1]);
-    assert!(capture.len() > 10_000, "{} bytes", capture.len());
+    let capture = Capture::parse("run", &place.read("run.pcapng"));
+    let told = |word| {
+        let packets = capture.packets.iter();
+        packets.filter(|it| it.comment.contains(word)).count()
+    };
+    // Of each fault some, and by far not all.
+    for word in ["lost on purpose", "arrives 2 times", "damaged on purpose"] {
+        let (some, all) = (told(word), capture.packets.len());
+        assert!(some > 0 && some < all / 4, "{word}: {some} of {all}");
+    }
+    let interfaces: BTreeSet<_> = capture.packets.iter().map(|it| &it.interface).collect();
+    assert!(interfaces.len() > 1, "{interfaces:?}");
 }
 
 /// Goal: all kinds of runs are for programs too. Method: the figures of one seed are in the sum of several; a mutant is among
@@ -97,7 +109,7 @@ fn a_mutant_is_found_and_its_replay_line_repeats_it() {
     );
     assert_eq!(ended.code, Some(6), "{ended:?}");
     assert!(
-        place.names().contains(&"verbs-sim-2.pcap".into()),
+        place.names().contains(&"verbs-sim-2.pcapng".into()),
         "{ended:?}"
     );
     let line = |name: &str| {

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use crate::time::Clock;
 use crate::wrap::Wrap;
+use crate::wrap::remarks::Remarks;
 use crate::{Arrival, Burst, Ident, PacketLink, Route, Sent};
-use verbs_wire::pcap::PcapWriter;
+use verbs_wire::pcap::{Interface, Note, PcapNgWriter};
 use verbs_wire::{Envelope, Frame, Net, ROCE_PORT, Seal};
 
 /// A link with a capture of all that it sends and receives, IP and UDP headers included; for a link with LIDs, which
@@ -20,6 +21,9 @@ use verbs_wire::{Envelope, Frame, Net, ROCE_PORT, Seal};
 /// remarks on packets over IPv6 without a UDP checksum, which are common in RoCEv2. Packets that a link refuses because
 /// it has no room are not written; those that it loses are.
 ///
+/// Each packet has its direction. What a link with faults around this one does to packets that come can be told
+/// ([`Captured::remarks`]): it is the comment of the packet.
+///
 /// When the sink fails, the capture ends, the link continues, and [`Captured::finish`] returns the error.
 pub struct Captured<L, W: Write> {
     link: L,
@@ -27,67 +31,78 @@ pub struct Captured<L, W: Write> {
 }
 
 impl<L: PacketLink, W: Write + Send> Captured<L, W> {
-    /// Captures the packets of `link`. They are stamped with the time of `clock`, which started `epoch` after the Unix
-    /// epoch.
+    /// Captures the packets of `link`, which is the [first](Interface::FIRST) interface of `pcap`. They are stamped with
+    /// the time of `clock`, which started `epoch` after the Unix epoch.
     ///
     /// ```
     /// use std::time::Duration;
     ///
     /// use verbs_link::time::{Clock, VirtualClock};
-    /// use verbs_wire::pcap::{LinkType, PcapWriter};
+    /// use verbs_wire::pcap::{LinkType, PcapNgWriter};
     /// use verbs_link::{Cable, Captured};
     ///
     /// let (link, _other_end) = Cable::new().plug(&["10.0.0.1".parse()?], &["10.0.0.2".parse()?]);
-    /// let pcap = PcapWriter::new(Vec::new(), LinkType::RawIp)?;
+    /// let pcap = PcapNgWriter::with_interface(Vec::new(), "port 1", LinkType::RawIp)?;
     /// let link = Captured::new(link, pcap, VirtualClock::new().into(), Duration::ZERO);
     /// let (_link, file) = link.finish();
-    /// assert_eq!(file?.len(), 24, "the header of an empty capture");
+    /// assert!(file?.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]), "a capture without packets");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn new(link: L, pcap: PcapWriter<W>, clock: Clock, epoch: Duration) -> Self {
+    pub fn new(link: L, pcap: PcapNgWriter<W>, clock: Clock, epoch: Duration) -> Self {
         let capture = Capture {
             pcap: Ok(pcap),
             clock,
             epoch,
+            remarks: Remarks::default(),
         };
         Self { link, capture }
     }
 
+    /// Where a link around this one tells what becomes of packets that come: see [`Faulty::telling`](crate::Faulty::telling).
+    pub fn remarks(&self) -> Remarks {
+        self.capture.remarks.clone()
+    }
+
     /// Returns the link, and the capture's sink or the error that ended the capture early.
     pub fn finish(self) -> (L, io::Result<W>) {
-        (self.link, self.capture.pcap.and_then(PcapWriter::finish))
+        (self.link, self.capture.pcap.and_then(PcapNgWriter::finish))
     }
 }
 
 struct Capture<W> {
-    pcap: io::Result<PcapWriter<W>>,
+    pcap: io::Result<PcapNgWriter<W>>,
     clock: Clock,
     epoch: Duration,
+    remarks: Remarks,
 }
 
 impl<W: Write> Capture<W> {
-    fn write(&mut self, envelope: &Envelope, packet: &[u8]) {
-        self.add(|pcap, at| pcap.roce(at, envelope, &[packet]));
+    fn write(&mut self, note: &Note<'_>, envelope: &Envelope, packet: &[u8]) {
+        self.add(|pcap| pcap.roce(note, envelope, &[packet]));
     }
 
     /// A packet of a link with LIDs.
-    fn write_frame(&mut self, frame: &Frame, packet: &[u8]) {
-        self.add(|pcap, at| pcap.frame(at, frame, packet));
+    fn write_frame(&mut self, note: &Note<'_>, frame: &Frame, packet: &[u8]) {
+        self.add(|pcap| pcap.frame(note, frame, packet));
     }
 
-    fn add(&mut self, add: impl FnOnce(&mut PcapWriter<W>, Duration) -> io::Result<()>) {
-        let at = self
-            .epoch
-            .saturating_add(Duration::from_nanos(self.clock.now().as_nanos()));
+    fn add(&mut self, add: impl FnOnce(&mut PcapNgWriter<W>) -> io::Result<()>) {
         if let Ok(pcap) = &mut self.pcap
-            && let Err(error) = add(pcap, at)
+            && let Err(error) = add(pcap)
         {
             tracing::warn!(%error, "the capture ends here");
             self.pcap = Err(error);
         }
     }
 
+    /// A note about a packet that is seen now.
+    fn note(&self) -> Note<'static> {
+        let since = Duration::from_nanos(self.clock.now().as_nanos());
+        Note::new(Interface::FIRST, self.epoch.saturating_add(since))
+    }
+
     fn sent(&mut self, burst: &Burst<'_>) {
+        let note = self.note().outbound();
         let Route {
             src,
             dst,
@@ -106,7 +121,7 @@ impl<W: Write> Capture<W> {
                 (grh.traffic_class, grh.hop_limit) = (tclass, hop_limit);
             }
             for packet in burst.packets() {
-                self.write_frame(&frame, packet);
+                self.write_frame(&note, &frame, packet);
             }
             return;
         }
@@ -115,12 +130,12 @@ impl<W: Write> Capture<W> {
                 envelope.traffic_class = tclass;
                 envelope.hop_limit = hop_limit;
                 envelope.udp_checksum = udp_checksum(&envelope, packet);
-                self.write(&envelope, packet);
+                self.write(&note, &envelope, packet);
             }
         }
     }
 
-    fn came(&mut self, arrival: &Arrival<'_>) {
+    fn came(&mut self, note: &Note<'_>, arrival: &Arrival<'_>) {
         let Arrival {
             src, dst, sport, ..
         } = *arrival;
@@ -134,7 +149,7 @@ impl<W: Write> Capture<W> {
             if let Some(grh) = &mut frame.grh {
                 grh.traffic_class = arrival.tclass;
             }
-            return self.write_frame(&frame, arrival.bytes);
+            return self.write_frame(note, &frame, arrival.bytes);
         }
         let (identification, dont_fragment) = match arrival.ident {
             Ident::Known(identification) => (identification, true),
@@ -148,8 +163,8 @@ impl<W: Write> Capture<W> {
         if let Some(mut envelope) = envelope(src, dst, sport, identification, dont_fragment) {
             envelope.traffic_class = arrival.tclass;
             match arrival.ident {
-                Ident::Unsealed => self.write(&envelope, &sealed(arrival)),
-                _ => self.write(&envelope, arrival.bytes),
+                Ident::Unsealed => self.write(note, &envelope, &sealed(arrival)),
+                _ => self.write(note, &envelope, arrival.bytes),
             }
         }
     }
@@ -236,8 +251,11 @@ impl<L: PacketLink, W: Write + Send> Wrap for Captured<L, W> {
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
         let Self { link, capture } = self;
         link.receive(&mut |arrival| {
-            capture.came(arrival);
+            let note = capture.note().inbound();
+            // What those above do to it is known when they have had it.
             sink(arrival);
+            let comment = capture.remarks.take();
+            capture.came(&note.comment(&comment), arrival);
         })
     }
 }

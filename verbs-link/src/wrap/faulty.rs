@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::rng::Rng;
 use crate::wrap::Wrap;
+use crate::wrap::remarks::{Fate, Remarks};
 use crate::{Arrival, Burst, Ident, PacketLink, Route, Sent};
 
 /// How many packets of a thousand meet each fault. Faults are drawn one by one, so a packet may meet
@@ -122,6 +123,8 @@ pub struct Faulty<L> {
     /// A burst that the next one overtakes.
     held_burst: Option<HeldBurst>,
     counters: FaultCounters,
+    /// Where the fate of packets that come is told.
+    remarks: Option<Remarks>,
 }
 
 #[derive(Debug)]
@@ -163,6 +166,7 @@ impl<L: PacketLink> Faulty<L> {
             held: Vec::new(),
             held_burst: None,
             counters: FaultCounters::default(),
+            remarks: None,
         }
     }
 
@@ -175,6 +179,30 @@ impl<L: PacketLink> Faulty<L> {
     /// Faults of sent packets.
     pub fn sending(mut self, faults: Faults) -> Self {
         self.sending = faults;
+        self
+    }
+
+    /// Tells the capture of the link that this one is around what becomes of packets that come: it comments them with
+    /// "lost on purpose", for instance.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use verbs_link::time::{Clock, VirtualClock};
+    /// use verbs_link::{Cable, Captured, Faults, Faulty};
+    /// use verbs_wire::pcap::{LinkType, PcapNgWriter};
+    ///
+    /// let (link, _other_end) = Cable::new().plug(&["10.0.0.1".parse()?], &["10.0.0.2".parse()?]);
+    /// let pcap = PcapNgWriter::with_interface(Vec::new(), "port 1", LinkType::RawIp)?;
+    /// let captured = Captured::new(link, pcap, VirtualClock::new().into(), Duration::ZERO);
+    /// let remarks = captured.remarks();
+    /// let link = Faulty::new(captured, 7)
+    ///     .receiving(Faults { loss: 10, ..Faults::NONE })
+    ///     .telling(remarks);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn telling(mut self, remarks: Remarks) -> Self {
+        self.remarks = Some(remarks);
         self
     }
 
@@ -221,15 +249,6 @@ impl<L: PacketLink> Faulty<L> {
         }
         (bytes, fate)
     }
-}
-
-/// The faults of a packet.
-#[derive(Clone, Copy, Debug, Default)]
-struct Fate {
-    is_lost: bool,
-    is_repeated: bool,
-    is_held: bool,
-    is_changed: bool,
 }
 
 impl Fate {
@@ -306,11 +325,16 @@ impl<L: PacketLink> Wrap for Faulty<L> {
             receiving,
             held,
             counters,
+            remarks,
             ..
         } = self;
         let mut handed_up = 0;
         let came = link.receive(&mut |arrival| {
-            handed_up += pass(arrival, rng, *receiving, held, counters, sink);
+            let fate = Fate::draw(rng, *receiving);
+            handed_up += pass(arrival, fate, rng, held, counters, sink);
+            if let Some(remarks) = remarks {
+                remarks.tell(fate);
+            }
         });
         if came == 0 {
             // Nothing is left to overtake them.
@@ -325,13 +349,12 @@ impl<L: PacketLink> Wrap for Faulty<L> {
 /// how many those were.
 fn pass(
     arrival: &Arrival<'_>,
+    fate: Fate,
     rng: &mut Rng,
-    faults: Faults,
     held: &mut Vec<HeldPacket>,
     counters: &mut FaultCounters,
     sink: &mut dyn FnMut(&Arrival<'_>),
 ) -> usize {
-    let fate = Fate::draw(rng, faults);
     if fate.is_lost {
         counters.lost += 1;
         return 0;

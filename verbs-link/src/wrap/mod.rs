@@ -3,7 +3,9 @@
 mod around;
 mod captured;
 mod faulty;
+mod remarks;
 
 pub use around::Wrap;
 pub use captured::Captured;
 pub use faulty::{FaultCounters, Faults, Faulty, NotPerMille, PerMille};
+pub use remarks::Remarks;

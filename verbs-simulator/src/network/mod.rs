@@ -24,7 +24,7 @@ use verbs_link::{Burst, Change, Route, Sent};
 use verbs_wire::{Envelope, ROCE_PORT};
 
 use crate::Draw;
-use crate::journal::Journal;
+use crate::journal::{Journal, PacketFate};
 use crate::mutant::PacketMutator;
 
 pub use bottleneck::{Bottleneck, Shares};
@@ -108,6 +108,19 @@ struct Packet {
     tclass: u8,
     ident: u16,
     bytes: Box<[u8]>,
+}
+
+impl Packet {
+    /// A forged answer to a packet on that route.
+    fn answer(route: &Route, bytes: Box<[u8]>) -> Self {
+        Self {
+            src: route.dst,
+            dst: route.src,
+            tclass: 0,
+            ident: 0,
+            bytes,
+        }
+    }
 }
 
 /// A packet under way.
@@ -372,15 +385,17 @@ impl Core {
         let is_known = route.dst.is_multicast() || ports.iter().any(has(route.dst));
         let (Some(from), true) = (from, is_known) else {
             *unrouted += 1;
-            return self.journal.packet(now, &envelope, bytes, u64::MAX);
+            return self
+                .journal
+                .packet(now, &envelope, bytes, PacketFate::Unknown);
         };
         let ends = [route.src, route.dst];
         if cuts.iter().any(|&[a, b]| ends == [a, b] || ends == [b, a]) {
-            return self.journal.packet(now, &envelope, bytes, 0);
+            return self.journal.packet(now, &envelope, bytes, PacketFate::Cut);
         }
         let passed = mutator.pass(&envelope, bytes);
         // To a group it is sent to every port that has joined, in each direction with its own faults.
-        let mut arriving = 0;
+        let (mut sent_to, mut arriving, mut is_damaged) = (0, 0, false);
         let to = ports
             .iter()
             .enumerate()
@@ -388,11 +403,13 @@ impl Core {
         for (to, _) in to {
             let direction = &mut directions[from * PORTS_MAX + to];
             let copies = direction.carry(now, draw, &passed.bytes, route.tclass);
+            sent_to += 1;
             if passed.swallowed {
                 continue;
             }
             arriving += copies.len() as u64;
             for copy in copies {
+                is_damaged |= *copy.bytes != *bytes;
                 let packet = Packet {
                     src: route.src,
                     dst: route.dst,
@@ -403,15 +420,14 @@ impl Core {
                 self.launch(flight, copy.at + passed.delay, Flight::new(to, packet));
             }
         }
-        self.journal.packet(now, &envelope, bytes, arriving);
+        let fate = PacketFate::Carried {
+            copies: arriving,
+            ports: sent_to,
+            is_damaged,
+        };
+        self.journal.packet(now, &envelope, bytes, fate);
         for bytes in passed.answers {
-            let packet = Packet {
-                src: route.dst,
-                dst: route.src,
-                tclass: 0,
-                ident: 0,
-                bytes,
-            };
+            let packet = Packet::answer(route, bytes);
             let soon = now + Duration::from_nanos(1);
             self.launch(flight, soon, Flight::new(from, packet));
         }

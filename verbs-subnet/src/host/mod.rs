@@ -11,7 +11,7 @@ use verbs_core::mad::AgentError;
 use verbs_core::time::Instant;
 
 use crate::ipc::message::{Adapter, AdapterPort, MadMessage, Message, MessageError, Refusal};
-use crate::subnet::{Subnet, SubnetConfig};
+use crate::subnet::{Record, Subnet, SubnetConfig};
 use crate::topology::{NodeId, PortRef, Topology};
 
 use adapters::Adapters;
@@ -287,6 +287,11 @@ impl Host {
         is_there
     }
 
+    /// The subnet's record of packets on links.
+    pub fn record(&mut self) -> &mut Record {
+        self.subnet.record()
+    }
+
     /// The subnet.
     pub fn subnet(&self) -> &Subnet {
         &self.subnet
@@ -378,45 +383,46 @@ impl Host {
         let nodes = self.nodes(host)?;
         Ok(nodes
             .into_iter()
-            .filter_map(|id| self.adapter(id))
+            .filter_map(|id| adapter(&self.topology, &self.subnet, id))
             .collect())
     }
+}
 
-    fn adapter(&self, id: NodeId) -> Option<Adapter> {
-        let spec = self.topology.nodes().get(id.index())?;
-        let sma = self.subnet.node(id)?;
-        let numbers = if spec.is_switch() {
-            0..=0
-        } else {
-            1..=spec.ports
-        };
-        let ports = numbers.filter_map(|number| {
-            let port = sma.port(number)?;
-            let info = port.info();
-            Some(AdapterPort {
-                number,
-                guid: port.guid(),
-                gid_prefix: info.gid_prefix,
-                lid: info.lid,
-                lmc: info.lmc.byte(),
-                sm_lid: info.sm_lid,
-                sm_sl: info.sm_sl.byte(),
-                state: info.state.0,
-                phys_state: info.phys_state.0,
-                rate_mbps: port.rate_mbps(),
-                capability_mask: info.capability_mask.bits(),
-                pkeys: port.pkeys().to_vec(),
-            })
-        });
-        Some(Adapter {
-            name: spec.name.clone(),
-            guid: Guid(spec.guid.0),
-            system_guid: spec.system_guid,
-            device_id: spec.device_id,
-            node_type: spec.node_type.0,
-            ports: ports.collect(),
+/// What a client hears of a node.
+fn adapter(topology: &Topology, subnet: &Subnet, id: NodeId) -> Option<Adapter> {
+    let spec = topology.nodes().get(id.index())?;
+    let sma = subnet.node(id)?;
+    let numbers = if spec.is_switch() {
+        0..=0
+    } else {
+        1..=spec.ports
+    };
+    let ports = numbers.filter_map(|number| {
+        let port = sma.port(number)?;
+        let info = port.info();
+        Some(AdapterPort {
+            number,
+            guid: port.guid(),
+            gid_prefix: info.gid_prefix,
+            lid: info.lid,
+            lmc: info.lmc.byte(),
+            sm_lid: info.sm_lid,
+            sm_sl: info.sm_sl.byte(),
+            state: info.state.0,
+            phys_state: info.phys_state.0,
+            rate_mbps: port.rate_mbps(),
+            capability_mask: info.capability_mask.bits(),
+            pkeys: port.pkeys().to_vec(),
         })
-    }
+    });
+    Some(Adapter {
+        name: spec.name.clone(),
+        guid: Guid(spec.guid.0),
+        system_guid: spec.system_guid,
+        device_id: spec.device_id,
+        node_type: spec.node_type.0,
+        ports: ports.collect(),
+    })
 }
 
 fn refusal(error: AgentError) -> Refusal {

@@ -118,7 +118,9 @@ impl Subnet {
             counts.multicast_xmit_packets += u64::from(is_group);
         });
         let Some(peer) = self.peer(at) else { return };
-        match self.fate(at) {
+        let fate = self.fate(at);
+        self.record.note(now, at, &packet, fate);
+        match fate {
             Fate::Arrives => {
                 let due = now + self.config.link_delay;
                 self.sent += 1;

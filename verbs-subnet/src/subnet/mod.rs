@@ -3,6 +3,7 @@
 mod forward;
 mod links;
 mod paths;
+mod record;
 mod smi;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,6 +24,7 @@ use paths::Ways;
 
 pub use links::LinkFault;
 pub use paths::Bound;
+pub use record::{Carried, Record};
 
 /// How a subnet behaves.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +115,7 @@ pub struct Subnet {
     /// Nodes whose agents may have timers.
     waiting: BTreeSet<NodeId>,
     rng: Rng,
+    record: Record,
 }
 
 impl Subnet {
@@ -140,6 +143,7 @@ impl Subnet {
             gids: BTreeMap::new(),
             waiting: BTreeSet::new(),
             rng: Rng::new(config.seed),
+            record: Record::default(),
         };
         for link in links {
             subnet.train(Instant::ZERO, link.ends[0]);
@@ -185,6 +189,11 @@ impl Subnet {
     /// The next event of a port.
     pub fn poll_event(&mut self) -> Option<SubnetEvent> {
         self.events.pop_front()
+    }
+
+    /// The record of packets on links, which somebody may begin.
+    pub fn record(&mut self) -> &mut Record {
+        &mut self.record
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout); `None` for never.

@@ -50,8 +50,11 @@ impl Ways {
 impl Subnet {
     /// Carries packets at once, `words` words of four bytes in all; returns the receiver and the virtual lane.
     /// Returns `None`, with nothing done, if packets must be handled one by one ([`send`](Self::send)): if links
-    /// have delays or faults, or if the packets do not arrive.
+    /// have delays or faults, if packets are [recorded](super::Record), or if the packets do not arrive.
     pub fn carry(&mut self, bound: Bound, packets: u64, words: u64) -> Option<(PortRef, u8)> {
+        if self.record.is_on() {
+            return None;
+        }
         let key = (bound.from, bound.dlid, bound.sl, bound.pkey.0);
         if !self.ways.0.contains_key(&key) {
             let way = self.find_way(bound)?;

@@ -294,6 +294,64 @@ fn configure_again(subnet: &mut Subnet) {
     }
 }
 
+/// Goal: a record has each packet once for each link that it is put on, says which do not arrive, and changes nothing. Method: a
+/// thousand questions to the other adapter's switch over a bad link, with a record and without.
+#[test]
+fn a_record_has_all_packets_on_links() {
+    let run = |is_recorded: bool| {
+        let mut subnet = subnet(SubnetConfig {
+            seed: 1,
+            ..SubnetConfig::default()
+        });
+        let is_bad = subnet.set_fault(
+            port(0, 4),
+            LinkFault {
+                lost_ppm: 100_000,
+                damaged_ppm: 50_000,
+            },
+        );
+        assert!(is_bad);
+        let mut recorded = Vec::new();
+        if is_recorded {
+            subnet.record().begin();
+        }
+        let mut answers = 0;
+        for number in 0..1000 {
+            let now = Instant::from_nanos(number * 1000);
+            let mad = smp(Method::GET, AttributeId::NODE_INFO, 0, &[1, 4]);
+            subnet.send(now, A, Packet::smp(PERMISSIVE_LID, PERMISSIVE_LID, mad));
+            answers += usize::from(subnet.poll_delivery().is_some());
+            while let Some(carried) = subnet.record().poll() {
+                assert_eq!(carried.at, now);
+                let frame = carried.frame();
+                let icrc = frame.icrc(carried.transport().len()).expect("a length");
+                assert_eq!(icrc.verify(&carried.transport()), Ok(()));
+                recorded.push((carried.from, carried.fate()));
+            }
+        }
+        (answers, recorded)
+    };
+    let (answers, recorded) = run(true);
+    assert_eq!(run(false), (answers, Vec::new()));
+    let count = |from, fate| {
+        let all = recorded.iter();
+        all.filter(|&&it| it == (from, fate)).count()
+    };
+    let (there, back) = ([A, port(0, 4)], [port(1, 4), port(0, 1)]);
+    assert_eq!(count(A, ""), 1000);
+    assert!((800..900).contains(&answers));
+    for from in [there[1], back[0], back[1]] {
+        assert_eq!(count(from, ""), answers, "{from:?}");
+    }
+    let (lost, damaged) = (
+        count(there[1], "lost on purpose"),
+        count(there[1], "damaged on purpose"),
+    );
+    assert_eq!(answers + lost + damaged, 1000);
+    assert!(lost > 50 && damaged > 20, "{lost} and {damaged}");
+    assert_eq!(recorded.len(), 1000 + 3 * answers + lost + damaged);
+}
+
 /// Goal: a bad link loses and damages packets as its seed determines, and its receiver counts. Method: a thousand
 /// packets, twice from the same seed, and once from another; links with delays.
 #[test]

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use verbs_core::addr::{Mtu, RKey};
-use verbs_wire::pcap::{LinkType, PcapWriter};
+use verbs_wire::pcap::reader::Capture;
+use verbs_wire::pcap::{LinkType, Note, PcapNgWriter};
 use verbs_wire::{
     Envelope, Icrc, NakCode, Opcode, Operation, Packet, PacketView, Service, Syndrome, WireError,
 };
-
-use crate::pcap::Capture;
 
 /// The number of RoCEv2 packets in all stored captures, by an independent count (see their README).
 const STORED_PACKETS: usize = 628;
@@ -135,26 +134,22 @@ fn every_packet_of_rxe_is_read_and_written_to_the_same_bytes() {
 fn captures_are_written_as_they_were_read() {
     let (stored, _) = captures();
     for capture in &stored {
-        let mut frames = PcapWriter::new(Vec::new(), LinkType::Ethernet).unwrap();
-        for frame in &capture.frames {
-            let (seconds, micros) = frame.time;
-            let time = Duration::new(seconds.into(), micros * 1000);
-            frames.packet(time, &[&frame.bytes]).unwrap();
+        let mut frames = PcapNgWriter::new(Vec::new()).unwrap();
+        let interface = frames.interface("", LinkType::Ethernet).unwrap();
+        for packet in &capture.packets {
+            let note = Note::new(interface, packet.at);
+            frames.packet(&note, &[&packet.bytes]).unwrap();
         }
-        let mut frames = Capture::parse(capture.name.clone(), &frames.finish().unwrap());
-        frames
-            .frames
-            .iter_mut()
-            .for_each(|frame| frame.time.1 /= 1000);
+        let frames = Capture::parse(capture.name.clone(), &frames.finish().unwrap());
         assert!(frames == *capture, "{}", capture.name);
 
-        let mut packets = PcapWriter::new(Vec::new(), LinkType::RawIp).unwrap();
+        let mut packets = PcapNgWriter::new(Vec::new()).unwrap();
+        let interface = packets.interface("ip", LinkType::RawIp).unwrap();
+        let note = Note::new(interface, Duration::ZERO);
         let mut expected = Vec::new();
         for (_, ip) in capture.ip_packets() {
             if let Ok((envelope, transport)) = Envelope::parse(ip) {
-                packets
-                    .roce(Duration::ZERO, &envelope, &[transport])
-                    .unwrap();
+                packets.roce(&note, &envelope, &[transport]).unwrap();
                 expected.push(&ip[..envelope.wire_len() + transport.len()]);
             }
         }

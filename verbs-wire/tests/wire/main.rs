@@ -12,6 +12,5 @@ mod errors;
 mod fields;
 mod frames;
 mod iwarp;
-mod pcap;
 mod properties;
 mod sealing;

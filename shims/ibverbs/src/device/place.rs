@@ -12,9 +12,9 @@ use hca_sim::clock::Clock;
 use hca_sim::link::fabric::socket::default_path;
 use hca_sim::link::fabric::{AttachError, RemotePort};
 use hca_sim::link::host::{self, HostError};
-use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::pcap::{LinkType, PcapNgWriter};
 use hca_sim::link::published::Published;
-use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink, PerMille};
+use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink, PerMille, Remarks};
 use hca_sim::{Builder, Hca, Tcp, Udp};
 use verbs_core::filter::Trace;
 use verbs_core::process::variable;
@@ -363,7 +363,7 @@ impl Place {
     fn over(&self, link: impl PacketLink + 'static, network: Network) -> Result<Made, PlaceError> {
         let clock = Clock::wall();
         let builder = match &self.pcap {
-            None => self.faulty(link),
+            None => self.faulty(link, None),
             Some(path) => {
                 let failed = |error| PlaceError::Capture(path.clone(), error);
                 let link_type = match network {
@@ -375,16 +375,20 @@ impl Place {
                 // Others have no business with what is transferred.
                 let options = options.write(true).create(true).truncate(true).mode(0o600);
                 let file = options.open(path).map_err(failed)?;
-                let pcap = PcapWriter::new(file, link_type).map_err(failed)?;
+                let pcap = PcapNgWriter::with_interface(file, network.name(), link_type);
+                let pcap = pcap.map_err(failed)?;
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 let epoch = now.unwrap_or_default();
-                self.faulty(Captured::new(link, pcap, clock.clone(), epoch))
+                let link = Captured::new(link, pcap, clock.clone(), epoch);
+                let remarks = link.remarks();
+                self.faulty(link, Some(remarks))
             }
         };
         Ok(built(builder, clock, network))
     }
 
-    fn faulty(&self, link: impl PacketLink + 'static) -> Builder {
+    /// Loses packets as asked for, and tells a capture which.
+    fn faulty(&self, link: impl PacketLink + 'static, remarks: Option<Remarks>) -> Builder {
         let Some(loss) = self.loss else {
             return Hca::over(link);
         };
@@ -392,7 +396,11 @@ impl Place {
             loss,
             ..Faults::NONE
         };
-        Hca::over(Faulty::new(link, self.seed).receiving(faults))
+        let faulty = Faulty::new(link, self.seed).receiving(faults);
+        Hca::over(match remarks {
+            Some(remarks) => faulty.telling(remarks),
+            None => faulty,
+        })
     }
 }
 

@@ -17,6 +17,7 @@ Examples:
   verbs subnet net.topo                          host what the file describes
   verbs subnet --tree 1024                       host a fat tree of 128 switches and 1,024 adapters
   verbs subnet net.topo --sm                     and manage it: nothing else needed
+  verbs subnet net.topo --sm --pcap net.pcapng   with all packets on all links, for Wireshark
   verbs subnet --status                          how the hosted subnet is
   verbs subnet --status --json                   the same for programs
   verbs subnet --unplug Sw1:3                    pull the cable at port 3 of Sw1
@@ -55,6 +56,10 @@ pub(crate) struct SubnetArgs {
         value_parser = clap::value_parser!(u8).range(..16)
     )]
     pub(crate) sm_priority: u8,
+    /// Write all packets on all links to a file for Wireshark, each link's as those of the port that they leave; from their
+    /// local route headers on (link type 197, ERF, as ibdump writes them)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["status", "plug", "unplug"])]
+    pub(crate) pcap: Option<PathBuf>,
     /// The socket that the subnet is hosted at
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,

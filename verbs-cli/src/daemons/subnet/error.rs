@@ -46,6 +46,8 @@ pub(crate) enum SubnetError {
     Message(MessageError),
     #[error("the subnet gives another answer than was asked for")]
     NoAnswer,
+    #[error("cannot write the capture {}: {error}", path.display())]
+    Capture { path: PathBuf, error: io::Error },
     #[error("cannot write the result to stdout: {0}")]
     Output(io::Error),
 }
@@ -64,6 +66,7 @@ impl SubnetError {
             Self::Read { .. }
             | Self::Listen { .. }
             | Self::Files { .. }
+            | Self::Capture { .. }
             | Self::Wait(_)
             | Self::Hosted(_)
             | Self::Place(_)

@@ -27,6 +27,7 @@ use verbs_sm::Config;
 pub(crate) use args::{ABOUT, EXAMPLES, SubnetArgs};
 pub(crate) use error::SubnetError;
 
+use crate::capture::LinkCapture;
 use crate::report::{self, line};
 use args::PortArg;
 use descriptors::Descriptors;
@@ -62,9 +63,13 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
     };
     // From here on INT and TERM are heard, so that no file is left behind.
     let stop = Stop::begin().map_err(SubnetError::Signals)?;
+    let capture = capture(args, &topology)?;
     let host = Host::with_limits(topology, SubnetConfig::default(), limits);
     let place = Place::take(&path)?;
     let mut server = Server::new(host, place, &path, room, stop)?;
+    if let Some(capture) = capture {
+        server.capture(capture);
+    }
     if let Some((at, name)) = seat {
         let config = Config {
             priority: Bits::saturating(args.sm_priority.into()),
@@ -74,7 +79,11 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
     }
     say(out, &welcome)?;
     let signal = server.run()?;
+    let captured = server.finish_capture();
     drop(server);
+    if let (Err(error), Some(path)) = (captured, args.pcap.clone()) {
+        return Err(SubnetError::Capture { path, error });
+    }
     signal.obey()
 }
 
@@ -84,6 +93,17 @@ fn seat(topology: &Topology) -> Result<(PortRef, String), SubnetError> {
     let mut adapters = nodes.filter(|(_, node)| !node.is_switch());
     let (node, spec) = adapters.next().ok_or(SubnetError::NoAdapter)?;
     Ok((PortRef { node, port: 1 }, spec.name.clone()))
+}
+
+/// The capture that was asked for.
+fn capture(args: &SubnetArgs, topology: &Topology) -> Result<Option<LinkCapture>, SubnetError> {
+    let Some(path) = args.pcap.clone() else {
+        return Ok(None);
+    };
+    match LinkCapture::create(&path, topology) {
+        Ok(capture) => Ok(Some(capture)),
+        Err(error) => Err(SubnetError::Capture { path, error }),
+    }
 }
 
 fn topology(args: &SubnetArgs) -> Result<Topology, SubnetError> {

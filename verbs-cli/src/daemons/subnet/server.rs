@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::iter;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use verbs_core::time;
 use verbs_sm::Config;
 
 use super::super::door::Door;
+use crate::capture::LinkCapture;
 use crate::ending::Signal;
 use crate::subnet::builtin::BuiltIn;
 use crate::subnet::client::{Client, Kind, MESSAGE_BYTES, TURN_BYTES, WAITING_BYTES_MAX};
@@ -52,6 +54,8 @@ pub(crate) struct Server {
     has_carried: bool,
     /// So much waits for clients that do not read that it is not to become much more.
     is_tight: bool,
+    /// Has all packets on all links.
+    capture: Option<LinkCapture>,
     /// Its files, which go when all else has gone.
     _place: Place,
 }
@@ -96,8 +100,31 @@ impl Server {
             message: Vec::new(),
             has_carried: false,
             is_tight: false,
+            capture: None,
             _place: place,
         })
+    }
+
+    /// Writes all packets on all links there from now on.
+    pub(crate) fn capture(&mut self, capture: LinkCapture) {
+        self.host.record().begin();
+        self.capture = Some(capture);
+    }
+
+    /// Flushes the capture, if there is one, and tells why it ended early, if it did.
+    pub(crate) fn finish_capture(&mut self) -> io::Result<()> {
+        self.write_capture();
+        match &self.capture {
+            Some(capture) => capture.finish(),
+            None => Ok(()),
+        }
+    }
+
+    fn write_capture(&mut self) {
+        let Self { capture, host, .. } = self;
+        if let Some(capture) = capture {
+            capture.write(iter::from_fn(|| host.record().poll()));
+        }
     }
 
     /// Has the subnet managed from here.
@@ -149,6 +176,7 @@ impl Server {
             self.take_packets();
             self.accept(ready.doors);
             self.write()?;
+            self.write_capture();
         }
     }
 

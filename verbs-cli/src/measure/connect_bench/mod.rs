@@ -6,6 +6,7 @@ mod remote;
 use std::fmt;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -80,6 +81,14 @@ pub(crate) struct ConnectBenchArgs {
         requires = "peer"
     )]
     pub(crate) transport: Transport,
+    /// Between two processes, write all packets to a file for Wireshark, from their IP headers on (link type 101, raw IP)
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "device",
+        requires = "peer"
+    )]
+    pub(crate) pcap: Option<PathBuf>,
     /// Print the result as JSON
     #[arg(long, conflicts_with = "serve")]
     pub(crate) json: bool,

@@ -58,6 +58,7 @@ fn wire_args(args: &ConnectBenchArgs) -> WireArgs {
     WireArgs {
         device: args.device.clone(),
         transport: args.transport,
+        pcap: args.pcap.clone(),
         ..WireArgs::default()
     }
 }
@@ -96,6 +97,7 @@ pub(super) fn serve(
     served.unwrap_or_else(|signal| {
         let goodbye = end.manager.disconnect_all();
         let _unanswered = within(Instant::now() + GOODBYE, goodbye);
+        wire.finish_capture()?;
         signal.obey()
     })
 }
@@ -164,6 +166,7 @@ pub(super) fn measure(
         }
         Ok::<_, BenchError>(())
     })?;
+    wire.finish_capture()?;
     let [made, whole, tcp] = [&mut made, &mut whole, &mut tcp].map(|times| median(times));
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let medians = Medians {

@@ -16,7 +16,7 @@ Run the simulator: nodes, a network that fails, work on all verbs and operations
 One seed decides everything: topology, faults, timings, and what is done. Checkers that share no code \
 with the HCA watch every byte, completion and verb. The same seed gives the same digest on every \
 machine. A run that fails prints the line that repeats it, looks for a shorter one that fails alike, and \
-leaves that one's packets in verbs-sim-SEED.pcap.
+leaves that one's packets in verbs-sim-SEED.pcapng.
 
 With --mode host, the nodes are programs that share the address of one host, and its daemon: the seed \
 kills programs in the middle of a transmit and daemons between any two steps, and starts others. \
@@ -29,7 +29,7 @@ Jain's index is at least 0.95, nine tenths of the capacity are used and no packe
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   verbs sim --seed 7                      one run
-  verbs sim --seed 7 --trace run.pcap     the same, with its packets for Wireshark
+  verbs sim --seed 7 --trace run.pcapng   the same, with its packets for Wireshark
   verbs sim --seeds 1..500                many runs, and which operation met which fault
   verbs sim --seeds 1..500 --json         the same for programs
   verbs sim --seed 7 --mutant stale-key   a run with an injected defect: exit code 6

@@ -165,7 +165,7 @@ fn examine<'r>(report: &'r Report, trace: Option<&Path>) -> Result<Failed<'r>, S
     let smaller = shrink(report);
     let mut capture = None;
     if report.plan.mode == Mode::Packets && trace.is_none() {
-        let path = PathBuf::from(format!("verbs-sim-{}.pcap", report.options.seed));
+        let path = PathBuf::from(format!("verbs-sim-{}.pcapng", report.options.seed));
         traced(&smaller, &path)?;
         capture = Some(path);
     }

@@ -1,11 +1,13 @@
 //! Devices at a node of a subnet that `verbs subnet` hosts.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hca_sim::Hca;
+use hca_sim::link::fabric::RemotePort;
+use hca_sim::link::pcap::LinkType;
 
-use super::{Network, Opened, Wire, WireError, show};
+use super::{Network, Opened, Wire, WireError, captured, show};
 
 /// A port of a node. Its addresses are what the program says; an interface of IP over InfiniBand makes them known.
 #[derive(Debug)]
@@ -14,18 +16,28 @@ pub(crate) struct SubnetNode<'a> {
     pub(crate) path: PathBuf,
     pub(crate) node: &'a str,
     pub(crate) port: u8,
+    pub(crate) pcap: Option<&'a Path>,
 }
 
 impl Network for SubnetNode<'_> {
     fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
-        let hca = Hca::subnet(&self.path, self.node, self.port);
-        let hca = hca.map_err(WireError::Subnet)?.build();
+        let link = RemotePort::attach(&self.path, self.node, self.port);
+        let link = link.map_err(WireError::Subnet)?;
+        let (builder, capture) = match self.pcap {
+            Some(path) => {
+                let name = format!("{}:{}", self.node, self.port);
+                let (link, capture) = captured(link, &name, LinkType::InfiniBand, path)?;
+                (Hca::over(link), Some(capture))
+            }
+            None => (Hca::over(link), None),
+        };
+        let hca = builder.build();
         let told = addresses.iter().map(ToString::to_string).collect();
         Ok(Wire {
             published: show(&hca, told),
             opened: Opened::Software(hca),
             addresses: addresses.to_vec(),
-            capture: None,
+            capture,
         })
     }
 

@@ -31,6 +31,7 @@ Environment:
 
 Exit codes:
   0  done
+  1  the capture could not be written
   2  the arguments are wrong
   5  the subnet, the port or the TUN device could not be had";
 
@@ -79,6 +80,9 @@ pub(crate) struct UpArgs {
     /// Name of the TUN device; children have their partition behind it
     #[arg(long, value_name = "NAME", default_value = "ib0")]
     pub(crate) name: String,
+    /// Write all packets of the port to a file for Wireshark, from their local route headers on (link type 197, ERF, as ibdump writes them)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

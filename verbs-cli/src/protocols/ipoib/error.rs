@@ -6,12 +6,15 @@ use std::path::PathBuf;
 use hca_sim::link::fabric::AttachError;
 
 use crate::exit;
+use crate::wire::WireError;
 
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IpoibError {
     #[error("no port of the subnet at {}: {error}", path.display())]
     Attach { path: PathBuf, error: AttachError },
+    #[error(transparent)]
+    Wire(#[from] WireError),
     #[error(transparent)]
     Verb(#[from] verbs_core::Error),
     #[error(transparent)]
@@ -30,8 +33,9 @@ impl IpoibError {
     /// As `--help` lists them.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Output(_) => exit::FILES,
+            Self::Output(_) | Self::Wire(WireError::Capture { .. }) => exit::FILES,
             Self::Attach { .. }
+            | Self::Wire(_)
             | Self::Verb(_)
             | Self::Manager(_)
             | Self::Interface(_)

@@ -14,7 +14,6 @@ use std::time::Instant;
 
 use futures::executor::block_on;
 use futures::future::join_all;
-use hca_sim::Hca;
 use hca_sim::link::fabric::socket::default_path;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -30,6 +29,7 @@ pub(crate) use error::IpoibError;
 
 use crate::ending::{Ending, GOODBYE, Signal, within};
 use crate::report::line;
+use crate::wire::{Network, SubnetNode, WireError};
 use args::{IpoibCommand, UpArgs};
 use tun::{News, Tun};
 
@@ -44,9 +44,18 @@ pub(crate) fn run(args: &IpoibArgs, out: &mut dyn Write) -> Result<(), IpoibErro
 /// ended, before the process ends by the signal.
 fn up(args: &UpArgs, out: &mut dyn Write) -> Result<(), IpoibError> {
     let path = args.subnet.clone().unwrap_or_else(default_path);
-    let hca = Hca::subnet(&path, &args.port.node, args.port.port);
-    let hca = hca.map_err(|error| IpoibError::Attach { path, error })?;
-    let device = Arc::new(hca.open().wait()?);
+    let node = SubnetNode {
+        path: path.clone(),
+        node: &args.port.node,
+        port: args.port.port,
+        pcap: args.pcap.as_deref(),
+    };
+    let addresses: Vec<_> = args.address.iter().map(|(address, _)| *address).collect();
+    let wire = node.attach(&addresses).map_err(|error| match error {
+        WireError::Subnet(error) => IpoibError::Attach { path, error },
+        other => other.into(),
+    })?;
+    let device = Arc::new(block_on(wire.device())?);
     let admin = Arc::new(SaClient::of(&device, 1).wait()?);
     let news = News::new().map_err(IpoibError::Wait)?;
     let ending = Ending::begin().map_err(IpoibError::Wait)?;
@@ -64,6 +73,7 @@ fn up(args: &UpArgs, out: &mut dyn Write) -> Result<(), IpoibError> {
     }
     let signal = carry(&news, &ending, &mut interfaces, out)?;
     goodbye(&device, interfaces);
+    wire.finish_capture()?;
     signal.obey()
 }
 

@@ -150,7 +150,7 @@ pub(crate) struct NetArgs {
     /// The node of a subnet, hosted by `verbs subnet`, that this end stands at, and which of its ports. The addresses of
     /// this end are those that -r, -I and --bind name. A subnet manager has to run
     #[arg(long, value_name = "NODE[:PORT]", value_parser = place,
-          conflicts_with_all = ["device", "transport", "pcap", "loss"])]
+          conflicts_with_all = ["device", "transport", "loss"])]
     pub(super) node: Option<Place>,
     /// The socket that the subnet is hosted at
     #[arg(long, value_name = "SOCKET", requires = "node")]
@@ -167,6 +167,7 @@ impl NetArgs {
                 path: self.subnet.clone().unwrap_or_else(default_path),
                 node: &place.node,
                 port: place.port,
+                pcap: self.wire.pcap.as_deref(),
             }),
             None => any_network(&self.wire),
         }

@@ -12,10 +12,7 @@ use verbs_core::{Payload, Psn, Remote};
 use super::*;
 use crate::wire::{BthFlags, Envelope, Message, Operation, Service, Syndrome};
 
-#[path = "../../../../../verbs-wire/tests/wire/pcap.rs"]
-mod pcap;
-
-use pcap::Capture;
+use crate::link::pcap::reader::Capture;
 
 /// The requests of one side and the answers to them, in the order of the capture.
 #[derive(Default)]

@@ -1,12 +1,19 @@
-//! A capture file that survives a kill: what was written reaches the system within a moment.
+//! Captures, in files that survive a kill: what was written reaches the system within a moment.
+
+mod links;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hca_sim::clock::Clock;
+use hca_sim::link::pcap::{LinkType, PcapNgWriter};
+use hca_sim::link::{Captured, PacketLink};
 use verbs_core::sync::{Arc, Mutex, Weak, thread};
+
+pub(crate) use links::LinkCapture;
 
 /// For how long packets may wait in the process.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -44,6 +51,25 @@ impl CaptureFile {
             None => state.out.flush(),
         }
     }
+}
+
+/// Puts a capture around the link of an HCA, which has that name. It sees what the network carries; faults go around it.
+pub(crate) fn around<L: PacketLink>(
+    link: L,
+    name: &str,
+    link_type: LinkType,
+    path: &Path,
+) -> io::Result<(Captured<L, CaptureFile>, CaptureFile)> {
+    let file = CaptureFile::create(path)?;
+    let pcap = PcapNgWriter::with_interface(file.clone(), name, link_type)?;
+    let link = Captured::new(link, pcap, Clock::wall(), since_epoch());
+    Ok((link, file))
+}
+
+/// The time since the Unix epoch; none before 1970, which no capture can say.
+fn since_epoch() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
 }
 
 /// An empty file to write, which others cannot read unless it was there before.
