@@ -19,7 +19,7 @@ fn address(n: u8) -> String {
 }
 
 /// Runs a client until its server listens.
-fn ask(place: &Place, arguments: &[&str]) -> Ended {
+pub(crate) fn ask(place: &Place, arguments: &[&str]) -> Ended {
     let until = Instant::now() + PATIENCE;
     loop {
         let ended = place.verbs(arguments);
@@ -109,13 +109,14 @@ fn connections_are_measured() {
 fn rates_and_latencies_are_measured() {
     let place = Place::new();
     let host = address(7);
-    let tests: [&[&str]; 6] = [
+    let tests: [&[&str]; 7] = [
         &["send-lat", "-n", "50"],
         &["write-lat", "-n", "50"],
         &["read-lat", "-n", "50"],
         &["send-bw", "-n", "100", "-q", "3", "-b"],
         &["write-bw", "-n", "100", "-s", "100000", "-q", "2"],
         &["atomic-bw", "-n", "100"],
+        &["rpc", "-n", "100", "-q", "2"],
     ];
     for test in tests {
         let port = free_port();

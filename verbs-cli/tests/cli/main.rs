@@ -15,6 +15,7 @@ mod kept;
 #[path = "../child/line.rs"]
 mod line;
 mod nic;
+mod perf;
 mod ports;
 mod rds;
 mod rping;

@@ -16,7 +16,7 @@ Measure bandwidth and latency between two hosts.
 
 Does what the programs of perftest do: send-bw is ib_send_bw, write-lat is ib_write_lat, and so on. It has their \
 options, report and exchange over TCP, so that either end can be one of them, version 4.5 or newer, with the same \
-options. With --transport iwarp messages go over TCP, one connection for each queue pair, and both ends have to be this \
+options. `rpc`, which perftest does not have, measures requests and answers between two of this command. With --transport iwarp messages go over TCP, one connection for each queue pair, and both ends have to be this \
 command. Only reliable connections are measured, and the ends meet by TCP (perftest's -c and -R are not here). Without \
 HOST it waits for a client. Packets go over UDP port 4791, which one program at a time has on each address of a host. \
 No privileges are needed.";
@@ -30,6 +30,7 @@ Examples, each in two terminals:
   verbs perf read-lat --histogram HOST          how the latencies are spread
   verbs perf write-bw --transport iwarp         over TCP, as iWARP; a client with the same option
 
+  verbs perf rpc -s 4k -t 64 HOST               calls a second of 4 KiB, 64 under way
   verbs perf write-bw -D 10 -q 4 --json HOST    ten seconds on four connections, for programs
 
   ib_write_bw                                   perftest waits
@@ -69,6 +70,17 @@ pub(crate) enum Test {
     AtomicBw,
     /// An atomic (ib_atomic_lat)
     AtomicLat,
+    /// Requests and answers by SENDs, many under way: calls a second, and how long each takes (both ends have to be this
+    /// command)
+    Rpc,
+}
+
+/// What the numbers are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Measure {
+    Bandwidth,
+    Latency,
+    Calls,
 }
 
 /// Which operation.
@@ -104,13 +116,13 @@ pub(crate) struct PerfArgs {
           value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// Bytes of a message, at most 2g; k, m and g stand for KiB, MiB and GiB [default: 65536; latency: 2; atomics:
-    /// 8]
+    /// 8; rpc: 4096]
     #[arg(short, long, value_name = "N", value_parser = chunk)]
     size: Option<u32>,
     /// Messages of 2 bytes to 8 MiB, one size after the other
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Messages of each connection and size [default: 1000; write-bw: 5000]
+    /// Messages of each connection and size [default: 1000; write-bw: 5000; rpc: 100000]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(5..=100_000_000))]
     iters: Option<u32>,
     /// For so many seconds rather than so many messages; both ends need it
@@ -120,10 +132,10 @@ pub(crate) struct PerfArgs {
     /// Seconds at the beginning and the end of --duration that do not count [default: a quarter of it]
     #[arg(short = 'f', long, value_name = "SECONDS", requires = "duration")]
     margin: Option<u32>,
-    /// Connections (bandwidth)
+    /// Connections (bandwidth, rpc)
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     qp: Option<u32>,
-    /// Messages under way on each connection (bandwidth) [default: 128]
+    /// Messages under way on each connection (bandwidth, rpc) [default: 128; rpc: 64]
     #[arg(short, long, visible_alias = "tx_depth", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=16_384))]
     tx_depth: Option<u32>,
@@ -135,7 +147,7 @@ pub(crate) struct PerfArgs {
     /// [default: the port's]
     #[arg(short, long, value_name = "N", value_parser = mtu)]
     pub(super) mtu: Option<Mtu>,
-    /// Messages for each completion (bandwidth) [default: 100; 1 above 8 KiB]
+    /// Messages for each completion (bandwidth, rpc) [default: 100; 1 above 8 KiB]
     #[arg(short = 'Q', long, visible_alias = "cq_mod", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=16_384))]
     cq_mod: Option<u32>,
@@ -165,7 +177,7 @@ pub(crate) struct PerfArgs {
     /// Print the results as JSON, with perftest's names
     #[arg(long)]
     pub(super) json: bool,
-    /// Show how the latencies are spread (latency)
+    /// Show how the latencies are spread (latency, rpc)
     #[arg(long)]
     pub(super) histogram: bool,
     /// Draw rate or latency by size as an SVG picture
@@ -189,23 +201,25 @@ impl Test {
             Self::ReadLat => "RDMA_Read Latency Test",
             Self::AtomicBw => "Atomic BW Test",
             Self::AtomicLat => "Atomic Latency Test",
+            Self::Rpc => "RPC Test",
         }
     }
 
     fn operation(self) -> Operation {
         match self {
-            Self::SendBw | Self::SendLat => Operation::Send,
+            Self::SendBw | Self::SendLat | Self::Rpc => Operation::Send,
             Self::WriteBw | Self::WriteLat => Operation::Write,
             Self::ReadBw | Self::ReadLat => Operation::Read,
             Self::AtomicBw | Self::AtomicLat => Operation::Atomic,
         }
     }
 
-    pub(super) fn is_latency(self) -> bool {
-        matches!(
-            self,
-            Self::SendLat | Self::WriteLat | Self::ReadLat | Self::AtomicLat
-        )
+    pub(super) fn measures(self) -> Measure {
+        match self {
+            Self::SendBw | Self::WriteBw | Self::ReadBw | Self::AtomicBw => Measure::Bandwidth,
+            Self::SendLat | Self::WriteLat | Self::ReadLat | Self::AtomicLat => Measure::Latency,
+            Self::Rpc => Measure::Calls,
+        }
     }
 }
 
@@ -221,7 +235,7 @@ pub(super) struct Span {
 pub(super) struct Plan {
     pub(super) operation: Operation,
     pub(super) compare_swap: bool,
-    pub(super) is_latency: bool,
+    pub(super) measures: Measure,
     pub(super) sizes: Vec<u32>,
     /// Messages of each connection.
     pub(super) iters: u32,
@@ -239,15 +253,17 @@ impl Plan {
     /// # Errors
     /// [`PerfError::Option`] for what does not fit the test.
     pub(super) fn of(args: &PerfArgs) -> Result<Self, PerfError> {
-        let (operation, is_latency) = (args.test.operation(), args.test.is_latency());
-        args.check(operation, is_latency)?;
-        let default_size = match (operation, is_latency) {
+        let (operation, measures) = (args.test.operation(), args.test.measures());
+        args.check(operation, measures)?;
+        let default_size = match (operation, measures) {
             (Operation::Atomic, _) => 8,
-            (_, true) => 2,
-            (_, false) => 65_536,
+            (_, Measure::Latency) => 2,
+            (_, Measure::Calls) => 4096,
+            (_, Measure::Bandwidth) => 65_536,
         };
         let default_iters = match args.test {
             Test::WriteBw => 5000,
+            Test::Rpc => 100_000,
             _ => 1000,
         };
         let iters = args.iters.unwrap_or(default_iters);
@@ -263,7 +279,7 @@ impl Plan {
         Ok(Self {
             operation,
             compare_swap: args.atomic_type == Some(AtomicType::CmpAndSwap),
-            is_latency,
+            measures,
             sizes: match args.all {
                 true => (1..=ALL_MAX_SHIFT).map(|shift| 1 << shift).collect(),
                 false => vec![args.size.unwrap_or(default_size)],
@@ -271,9 +287,10 @@ impl Plan {
             iters,
             span,
             qps: args.qp.unwrap_or(1) as usize,
-            tx_depth: match is_latency {
-                true => 1,
-                false => bounded(args.tx_depth.unwrap_or(128)),
+            tx_depth: match measures {
+                Measure::Latency => 1,
+                Measure::Calls => bounded(args.tx_depth.unwrap_or(64)),
+                Measure::Bandwidth => bounded(args.tx_depth.unwrap_or(128)),
             },
             rx_depth: bounded(args.rx_depth),
             cq_mod: args.cq_mod,
@@ -308,9 +325,10 @@ impl Plan {
 
     /// Bytes that are copied at the post, of a device that can do so many.
     pub(super) fn inline(&self, device_max: u32) -> Result<u32, PerfError> {
-        let default = match (self.is_latency, self.operation) {
-            (true, Operation::Write) => 220,
-            (true, Operation::Send) => 236,
+        let default = match (self.measures, self.operation) {
+            (Measure::Bandwidth, _) => 0,
+            (_, Operation::Write) => 220,
+            (_, Operation::Send) => 236,
             _ => 0,
         };
         match self.inline {
@@ -342,29 +360,39 @@ impl PerfArgs {
         self.duration.is_some()
     }
 
-    fn check(&self, operation: Operation, is_latency: bool) -> Result<(), PerfError> {
+    fn check(&self, operation: Operation, measures: Measure) -> Result<(), PerfError> {
+        let is_latency = measures == Measure::Latency;
         let is_remembered = matches!(operation, Operation::Read | Operation::Atomic);
         let wrong = [
-            ("--qp", self.qp.is_some() && is_latency, "a bandwidth test"),
+            (
+                "--qp",
+                self.qp.is_some() && is_latency,
+                "a bandwidth test, or rpc",
+            ),
             (
                 "--tx-depth",
                 self.tx_depth.is_some() && is_latency,
-                "a bandwidth test",
+                "a bandwidth test, or rpc",
             ),
             (
                 "--cq-mod",
                 self.cq_mod.is_some() && is_latency,
-                "a bandwidth test",
+                "a bandwidth test, or rpc",
             ),
             (
                 "--bidirectional",
-                self.bidirectional && is_latency,
+                self.bidirectional && measures != Measure::Bandwidth,
                 "a bandwidth test",
             ),
             (
                 "--histogram",
-                self.histogram && (!is_latency || self.duration.is_some()),
-                "a latency test without --duration",
+                self.histogram
+                    && match measures {
+                        Measure::Bandwidth => true,
+                        Measure::Latency => self.duration.is_some(),
+                        Measure::Calls => false,
+                    },
+                "a latency test without --duration, or rpc",
             ),
             (
                 "--inline-size",
@@ -432,6 +460,9 @@ mod tests {
         assert_eq!(of("send-bw -s 64 -n 50"), (64, 50, 50, 50));
         assert_eq!(of("read-lat"), (2, 1000, 1, 1));
         assert_eq!(of("atomic-bw"), (8, 1000, 128, 100));
+        assert_eq!(of("rpc"), (4096, 100_000, 64, 64));
+        assert_eq!(of("rpc -s 64k -t 4 -n 7"), (65_536, 7, 4, 1));
+        assert!(plan("rpc --histogram -D 4").is_ok());
         let all = plan("send-bw -a").expect("right");
         assert_eq!((all.sizes[0], all.size_max()), (2, 8 << 20));
         assert_eq!(all.cq_mod(8 << 20), 100);
@@ -456,6 +487,8 @@ mod tests {
             "write-bw -A CMP_AND_SWAP",
             "atomic-lat -s 16",
             "write-bw -D 8 -f 4",
+            "rpc -b",
+            "rpc -o 4",
         ] {
             let refused = plan(words).expect_err(words);
             assert!(matches!(refused, PerfError::Option { .. }), "{refused}");

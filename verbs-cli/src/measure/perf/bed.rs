@@ -9,7 +9,7 @@ use verbs_core::{
     SendFlags, SendOp, SendWr, Wc,
 };
 
-use super::args::{Operation, PerfArgs, Plan};
+use super::args::{Measure, Operation, PerfArgs, Plan};
 use super::error::PerfError;
 use super::exchange::Agreed;
 use super::key::Key;
@@ -32,7 +32,7 @@ pub(super) struct Bed {
     count: usize,
     /// Bytes of a place.
     place: usize,
-    is_latency: bool,
+    measures: Measure,
     agreed: Agreed,
     operation: Operation,
     compare_swap: bool,
@@ -81,7 +81,7 @@ impl Bed {
             mr,
             count: plan.qps,
             place,
-            is_latency: plan.is_latency,
+            measures: plan.measures,
             agreed,
             operation: plan.operation,
             compare_swap: plan.compare_swap,
@@ -286,11 +286,11 @@ impl Bed {
         (self.count + number) * self.place
     }
 
-    /// Small messages go to one line after the other, and from the first one again; where the latency is measured, to the
-    /// first.
+    /// Small messages go to one line after the other, and from the first one again; where not the bandwidth is measured, to
+    /// the first.
     fn offset(&self, index: u64, size: u32) -> u64 {
         let Agreed { cycle, line, .. } = self.agreed;
-        if self.is_latency || size > cycle / 2 {
+        if self.measures != Measure::Bandwidth || size > cycle / 2 {
             return 0;
         }
         let step = u64::from(size.max(1)).next_multiple_of(line.into());

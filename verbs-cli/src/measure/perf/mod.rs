@@ -1,13 +1,14 @@
 //! `verbs perf`: bandwidth and latency between two hosts, as perftest measures them. Either end can be one of its
 //! programs.
 //!
-//! [`exchange`] is what the ends tell each other over TCP, [`bed`] what a test is made of, [`bandwidth`] and
-//! [`latency`] are the tests, [`report`] shows what follows from the times, as text and as a
+//! [`exchange`] is what the ends tell each other over TCP, [`bed`] what a test is made of, [`bandwidth`], [`latency`] and
+//! [`calls`] are the tests, [`report`] shows what follows from the times, as text and as a
 //! picture.
 
 mod args;
 mod bandwidth;
 mod bed;
+mod calls;
 mod error;
 mod exchange;
 mod key;
@@ -20,7 +21,7 @@ use std::io::Write;
 use futures::executor::block_on;
 use verbs_core::{Device, Gid};
 
-use self::args::Plan;
+use self::args::{Measure, Plan};
 use self::bed::{Bed, agreement};
 use self::exchange::{Role, Streams, Talk};
 use self::report::{Report, plot};
@@ -65,9 +66,14 @@ pub(crate) fn run(
     measured.and(captured.map_err(PerfError::from))?;
     let title = args.test.title();
     match &args.plot {
-        Some(path) if args.test.is_latency() => plot::latencies(path, title, &report.latencies),
-        Some(path) => plot::bandwidths(path, title, &report.bandwidths),
-        None => Ok(()),
+        Some(path) if plan.measures == Measure::Bandwidth => {
+            plot::bandwidths(path, title, &report.bandwidths)
+        }
+        // A server that only answers has nothing to draw.
+        Some(path) if !report.latencies.is_empty() => {
+            plot::latencies(path, title, &report.latencies)
+        }
+        _ => Ok(()),
     }
 }
 
@@ -116,7 +122,7 @@ async fn measure(
     let mut bed = Bed::new(device, plan, args, agreed, gid).await?;
     let mut ours = bed.ours().to_vec();
     report.head(plan, agreed, gid.0)?;
-    if plan.is_latency && plan.is_one_sided() {
+    if plan.measures == Measure::Latency && plan.is_one_sided() {
         talk.handshake(&ours[0])?;
     }
     let mut theirs = Vec::new();
@@ -145,12 +151,15 @@ async fn measure(
         talk.handshake(first)?;
     }
     report.keys(&ours, &theirs)?;
-    match plan.is_latency {
-        true => latency::run(&mut bed, plan, role, &mut talk, &mut |measured| {
+    match plan.measures {
+        Measure::Bandwidth => bandwidth::run(&mut bed, plan, role, &mut talk, &mut |rates| {
+            report.bandwidth(rates)
+        })?,
+        Measure::Latency => latency::run(&mut bed, plan, role, &mut talk, &mut |measured| {
             report.latency(&measured)
         })?,
-        false => bandwidth::run(&mut bed, plan, role, &mut talk, &mut |rates| {
-            report.bandwidth(rates)
+        Measure::Calls => calls::run(&mut bed, plan, role, &mut talk, &mut |measured| {
+            report.latency(&measured)
         })?,
     }
     talk.close(first)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use self::numbers::{Bandwidth, Latency, gigabits};
-use super::args::{PerfArgs, Plan};
+use super::args::{Measure, PerfArgs, Plan};
 use super::error::PerfError;
 use super::exchange::Agreed;
 use super::key::Key;
@@ -96,14 +96,23 @@ impl<'a> Report<'a> {
             self.say(&format_args!(" remote address: {key}"))?;
         }
         self.say(&RULE)?;
-        if self.args.test.is_latency() {
-            return match self.args.is_timed() {
-                true => self.say(&" #bytes     #iterations    t_avg[usec]    tps average"),
-                false => self.say(
+        match self.args.test.measures() {
+            Measure::Bandwidth => {}
+            Measure::Latency if self.args.is_timed() => {
+                return self.say(&" #bytes     #iterations    t_avg[usec]    tps average");
+            }
+            Measure::Latency => {
+                return self.say(
                     &" #bytes     #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
                      t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]",
-                ),
-            };
+                );
+            }
+            Measure::Calls => {
+                return self.say(
+                    &" #bytes     #calls         calls/s        t_min[usec]    t_typical[usec]    t_avg[usec]    \
+                     99% percentile[usec]   99.9% percentile[usec]   t_max[usec]",
+                );
+            }
         }
         let unit = if self.args.report_gbits {
             "Gb/sec"
@@ -145,6 +154,10 @@ impl<'a> Report<'a> {
             size, iterations, ..
         } = one;
         match one.tps {
+            Some(tps) if self.args.test.measures() == Measure::Calls => self.say(&format_args!(
+                " {size:<10} {iterations:<14} {tps:<14.0} {:<14.2} {:<18.2} {:<14.2} {:<22.2} {:<24.2} {:.2}",
+                one.t_min, one.t_typical, one.t_avg, one.p99, one.p999, one.t_max
+            ))?,
             Some(tps) => self.say(&format_args!(
                 " {size:<10} {iterations:<14} {:<14.2} {tps:.2}",
                 one.t_avg
@@ -183,14 +196,14 @@ impl<'a> Report<'a> {
             gid_index,
             bidirectional: plan.both_ways,
         };
-        let text = match self.args.test.is_latency() {
-            true => serde_json::to_string_pretty(&Json {
-                test_info,
-                results: &self.latencies,
-            }),
-            false => serde_json::to_string_pretty(&Json {
+        let text = match self.args.test.measures() {
+            Measure::Bandwidth => serde_json::to_string_pretty(&Json {
                 test_info,
                 results: &self.bandwidths,
+            }),
+            Measure::Latency | Measure::Calls => serde_json::to_string_pretty(&Json {
+                test_info,
+                results: &self.latencies,
             }),
         };
         let text = text.map_err(|error| PerfError::Stdout(error.into()))?;

@@ -172,7 +172,7 @@ pub(crate) struct Latency {
     pub(crate) p99: f64,
     #[serde(rename = "percentile_99.9")]
     pub(crate) p999: f64,
-    /// Messages each way a second; of --duration alone.
+    /// Messages each way a second, of --duration alone; or calls a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tps: Option<f64>,
 }
