@@ -162,6 +162,9 @@ fn every_example_runs_over_every_provider() {
             assert!(output.status.success(), "{name} over {network}: {error}");
             assert!(said.ends_with(expected), "{name} over {network}: {said}");
         }
+        let mut beside = example("beside_tonic", &["500"]);
+        let output = beside.env("VERBS_NETWORK", network).output();
+        is_beside_tonic(&said(output.expect("it starts")), 500);
     }
     let unknown = example("kv", &[]).env("VERBS_NETWORK", "pigeons").output();
     let output = unknown.expect("it starts");
@@ -170,6 +173,22 @@ fn every_example_runs_over_every_provider() {
         !output.status.success() && error.contains("pigeons"),
         "{error}"
     );
+}
+
+/// Example `beside_tonic` has made its calls both ways.
+fn is_beside_tonic(said: &str, made: u32) {
+    let lines: Vec<_> = said.lines().collect();
+    let [calls, grpc, verbs] = lines[..] else {
+        panic!("{said}");
+    };
+    assert_eq!(calls, format!("{made} calls of 4096 bytes by 64 tasks"));
+    for (line, begin) in [(grpc, "gRPC (tonic) "), (verbs, "verbs ")] {
+        let rate = line
+            .strip_prefix(begin)
+            .and_then(|it| it.strip_suffix(" calls/s"));
+        let rate = rate.and_then(|it| it.trim().parse::<u64>().ok());
+        assert!(rate > Some(0), "{said}");
+    }
 }
 
 /// The C libraries of this workspace, whose device is a software HCA, under the names by which the loader knows them. They
@@ -209,6 +228,7 @@ fn the_examples_run_on_an_rdma_nic() {
     ] {
         assert_eq!(said(on_nic(name, "rdma:roce0")), expected, "{name}");
     }
+    is_beside_tonic(&said(on_nic("beside_tonic", "rdma:roce0")), 20_000);
     let output = on_nic("kv", "rdma:mlx5_9");
     let error = String::from_utf8_lossy(&output.stderr);
     let expected = ["mlx5_9", "there is roce0"].map(|part| error.contains(part));
