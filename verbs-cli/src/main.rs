@@ -245,9 +245,7 @@ fn show_json_on(
     command: &str,
     value: &impl serde::Serialize,
 ) -> Result<(), u8> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|error| complain(command, &error, exit::FILES))?;
-    show_on(out, command, &text)
+    report::json(out, value).map_err(|error| cannot_print(command, &error))
 }
 
 /// Prints a result; a reader that has gone away is an error like any other.
@@ -256,13 +254,12 @@ fn show(command: &str, value: &impl Display) -> Result<(), u8> {
 }
 
 fn show_on(out: &mut dyn Write, command: &str, value: &impl Display) -> Result<(), u8> {
-    report::line(out, value).map_err(|error| {
-        complain(
-            command,
-            &format_args!("cannot write the result to stdout: {error}"),
-            exit::FILES,
-        )
-    })
+    report::line(out, value).map_err(|error| cannot_print(command, &error))
+}
+
+fn cannot_print(command: &str, error: &io::Error) -> u8 {
+    let said = format_args!("cannot write the result to stdout: {error}");
+    complain(command, &said, exit::FILES)
 }
 
 /// Says in one sentence what is wrong; hands the exit code through.

@@ -79,6 +79,9 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
+    /// The places of variants before this one are before the handlers.
+    const HANDLERS: u8 = 7;
+
     /// The place of its variant.
     fn order(&self) -> u8 {
         match self {
@@ -89,7 +92,7 @@ impl Effect {
             Self::Overrun(_) => 4,
             Self::Raise(..) => 5,
             Self::SrqLimit(_) => 6,
-            Self::Later(..) => 7,
+            Self::Later(..) => Self::HANDLERS,
             Self::Recall { .. } => 8,
             Self::Run(_) => 9,
             Self::WaitForCq(..) => 10,
@@ -101,7 +104,7 @@ impl Effect {
 
     /// Whether it comes before handlers of completion queues are called, and verbs completed.
     fn is_first(&self) -> bool {
-        self.order() < 7
+        self.order() < Self::HANDLERS
     }
 
     /// Carries it out; `overrun` as in [`Effects::carry_out`]. Returns what the holder of the machine has to do itself.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use verbs_core::sync::{Arc, Weak};
 
 use crate::published::{self, Published, Said};
-use crate::report::line;
+use crate::report::{self, line};
 
 pub(crate) const ABOUT: &str = "\
 Show what the software HCAs of running programs have counted.
@@ -170,7 +170,7 @@ pub(crate) fn programs() -> io::Result<Vec<Program>> {
 pub(crate) fn run(args: &StatsArgs, out: &mut dyn Write) -> io::Result<()> {
     let programs = programs()?;
     if args.json {
-        return line(out, &serde_json::to_string_pretty(&programs)?);
+        return report::json(out, &programs);
     }
     if args.prometheus {
         return out.write_all(prometheus(&programs).as_bytes());

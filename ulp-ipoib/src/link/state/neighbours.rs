@@ -115,13 +115,10 @@ impl State {
         }
     }
 
-    /// Nobody may be at that queue pair any longer: whoever has the addresses of its neighbours is asked for at once, among all.
+    /// Perhaps nobody is at that queue pair any longer. Neighbours there are looked for at once, by a request to all.
     pub(in crate::link) fn doubt_at(&mut self, qpn: Qpn, gid: Gid) {
         for neighbour in self.neighbours.values_mut() {
-            if neighbour
-                .at
-                .is_some_and(|at| (at.qpn, at.gid) == (qpn, gid))
-            {
+            if neighbour.at.is_some_and(|at| is_at(at, qpn, gid)) {
                 neighbour.is_doubted = true;
                 neighbour.asked = neighbour.asked.max(ASKS_MAX - 1);
             }
@@ -176,11 +173,9 @@ impl State {
     /// The hardware address of the neighbour with that queue pair and GID, if it is one; used to find the neighbour
     /// of a connection.
     pub(in crate::link) fn flags_of(&self, qpn: Qpn, gid: Gid) -> Option<HardwareAddress> {
-        let mut known = self
-            .neighbours
-            .values()
-            .filter_map(|neighbour| neighbour.at);
-        known.find(|at| (at.qpn, at.gid) == (qpn, gid))
+        let known = self.neighbours.values();
+        let mut known = known.filter_map(|neighbour| neighbour.at);
+        known.find(|&at| is_at(at, qpn, gid))
     }
 
     fn add_neighbour(&mut self, hop: IpAddr, now: Instant) {
@@ -275,4 +270,9 @@ impl State {
             self.remove_neighbour(hop);
         }
     }
+}
+
+/// Whether a hardware address is of that queue pair and GID, whatever its flags.
+fn is_at(at: HardwareAddress, qpn: Qpn, gid: Gid) -> bool {
+    (at.qpn, at.gid) == (qpn, gid)
 }

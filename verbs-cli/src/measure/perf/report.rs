@@ -15,7 +15,7 @@ use super::error::PerfError;
 use super::exchange::Agreed;
 use super::key::Key;
 use super::latency::Measured;
-use crate::report::line;
+use crate::report::{json, line};
 
 /// Where the text goes, and the results for what comes at the end.
 pub(super) struct Report<'a> {
@@ -196,18 +196,17 @@ impl<'a> Report<'a> {
             gid_index,
             bidirectional: plan.both_ways,
         };
-        let text = match self.args.test.measures() {
-            Measure::Bandwidth => serde_json::to_string_pretty(&Json {
-                test_info,
-                results: &self.bandwidths,
-            }),
-            Measure::Latency | Measure::Calls => serde_json::to_string_pretty(&Json {
-                test_info,
-                results: &self.latencies,
-            }),
+        let said = match self.args.test.measures() {
+            Measure::Bandwidth => {
+                let results = &self.bandwidths;
+                json(self.out, &Json { test_info, results })
+            }
+            Measure::Latency | Measure::Calls => {
+                let results = &self.latencies;
+                json(self.out, &Json { test_info, results })
+            }
         };
-        let text = text.map_err(|error| PerfError::Stdout(error.into()))?;
-        line(self.out, &text).map_err(PerfError::Stdout)
+        said.map_err(PerfError::Stdout)
     }
 }
 

@@ -23,12 +23,12 @@ use verbs_core::{Device, Gid, Lid, Psn, Qpn};
 use crate::address::same_family;
 use crate::cli::{Kind, PingpongArgs, SRQ_QPS_MAX};
 use crate::net::{self, Connection, NetError, PATIENCE};
-use crate::report::line;
+use crate::report::{json, line};
 use crate::wire::{Network, PORT, Transport, Wire, gid_towards};
 
 pub(crate) use self::error::PingpongError;
 use self::game::Role;
-use self::report::{Report, Summary};
+use self::report::Summary;
 use self::table::Table;
 use self::text::{DONE, END, Hello};
 
@@ -128,18 +128,13 @@ async fn play(
     }
     let report = table.play()?;
     match args.json {
-        true => say(&json(&report)?)?,
+        true => json(out, &Summary::of(&report)).map_err(PingpongError::Stdout)?,
         false => say(&report)?,
     }
     table.check()?;
     talk.over(role)?;
     table.linger();
     table.close().await
-}
-
-fn json(report: &Report) -> Result<String, PingpongError> {
-    let text = serde_json::to_string_pretty(&Summary::of(report));
-    text.map_err(|error| PingpongError::Stdout(error.into()))
 }
 
 /// Connects the queue pairs. The server's addresses are told when packets can come, or when it listens.

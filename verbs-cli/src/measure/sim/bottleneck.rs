@@ -6,8 +6,7 @@ use std::io::Write;
 use serde_json::{Value, json};
 use verbs_simulator::Shares;
 
-use super::{SimArgs, SimError};
-use crate::ending::Ending;
+use super::{SimArgs, SimError, Told};
 use crate::report;
 
 /// Runs the seeds that were asked for, a line for each.
@@ -16,11 +15,10 @@ use crate::report;
 /// [`SimError`]; [`SimError::Broken`] if a run misses a bar.
 pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
     let (mut all, mut failed) = (0, 0);
-    let ending = Ending::begin().ok();
-    let signal = || ending.as_ref().and_then(Ending::signal);
+    let told = Told::begin();
     let mut runs = Vec::new();
     for seed in args.seeds() {
-        let Some(bottleneck) = args.bottleneck(seed).filter(|_| signal().is_none()) else {
+        let Some(bottleneck) = args.bottleneck(seed).filter(|_| told.signal().is_none()) else {
             break;
         };
         let shares = bottleneck.run()?;
@@ -36,7 +34,7 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
     if args.json {
         report::json(out, &json!({ "runs": runs, "failed": failed }))?;
     }
-    if let Some(signal) = signal() {
+    if let Some(signal) = told.signal() {
         signal.obey();
     }
     match failed {

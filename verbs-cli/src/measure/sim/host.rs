@@ -4,8 +4,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use super::{SimArgs, SimError};
-use crate::ending::Ending;
+use super::{SimArgs, SimError, Told};
 use crate::report::{self, Steps};
 
 /// Runs the seeds that were asked for, a line for each that is alone or fails, and one for all.
@@ -19,11 +18,10 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
     let (mut all, mut failed) = (0, 0);
     let (mut kills, mut daemons, mut connections, mut messages) = (0, 0, 0, 0);
     // The table so far is worth having, whenever it is ended.
-    let ending = Ending::begin().ok();
-    let signal = || ending.as_ref().and_then(Ending::signal);
+    let told = Told::begin();
     let mut failures = Vec::new();
     for seed in seeds.clone() {
-        let Some(host) = args.host(seed).filter(|_| signal().is_none()) else {
+        let Some(host) = args.host(seed).filter(|_| told.signal().is_none()) else {
             break;
         };
         let report = host.run();
@@ -66,7 +64,7 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
         )?;
     }
     out.flush()?;
-    if let Some(signal) = signal() {
+    if let Some(signal) = told.signal() {
         signal.obey();
     }
     match failed {

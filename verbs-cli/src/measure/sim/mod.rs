@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use verbs_simulator::{Coverage, Mode, Options, Report, run, run_with, shrink};
 
-use crate::ending::Ending;
+use crate::ending::{Ending, Signal};
 use crate::report::{self, Steps};
 pub(crate) use args::{ABOUT, EXAMPLES, SimArgs};
 use shown::{Failed, One, Several};
@@ -69,6 +69,20 @@ impl SimError {
     }
 }
 
+/// Hears that the process is told to end, between runs. Where the system has nothing to hear it by, a signal ends the process
+/// as ever.
+struct Told(Option<Ending>);
+
+impl Told {
+    fn begin() -> Self {
+        Self(Ending::begin().ok())
+    }
+
+    fn signal(&self) -> Option<Signal> {
+        self.0.as_ref().and_then(Ending::signal)
+    }
+}
+
 /// Runs the seeds that were asked for and prints what they came to.
 ///
 /// # Errors
@@ -88,14 +102,13 @@ pub(crate) fn run_seeds(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimEr
         return one(args, *seeds.start(), out);
     }
     // The table so far is worth having, whenever it is ended.
-    let ending = Ending::begin().ok();
-    let signal = || ending.as_ref().and_then(Ending::signal);
+    let told = Told::begin();
     let steps = Steps::new(seeds.end() - seeds.start() + 1);
     let mut coverage = Coverage::default();
     let (mut all, mut failed, mut operations) = (0, 0, 0);
     let mut failures = Vec::new();
     for seed in seeds.clone() {
-        if signal().is_some() {
+        if told.signal().is_some() {
             break;
         }
         steps.say(format!("{failed} failed"));
@@ -128,7 +141,7 @@ pub(crate) fn run_seeds(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimEr
         write!(out, "{several}")?;
         out.flush()?;
     }
-    if let Some(signal) = signal() {
+    if let Some(signal) = told.signal() {
         signal.obey();
     }
     match failed {

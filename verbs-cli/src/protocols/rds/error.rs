@@ -28,8 +28,6 @@ pub(crate) enum RdsError {
     },
     #[error("cannot write the result to stdout: {0}")]
     Stdout(io::Error),
-    #[error("cannot write JSON: {0}")]
-    Json(serde_json::Error),
     /// A verb failed.
     #[error("cannot {doing}: {error}")]
     Verb { doing: &'static str, error: Error },
@@ -85,7 +83,6 @@ impl RdsError {
             | Self::Rds(_)
             | Self::System { .. }
             | Self::Stdout(_)
-            | Self::Json(_)
             | Self::NoAddress(_) => exit::FILES,
             Self::Wrong { .. } => exit::DIGEST,
             Self::Send(_)

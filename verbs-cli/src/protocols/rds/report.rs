@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::RdsError;
-use crate::report::line;
+use crate::report::{json, line};
 
 /// Prints a line.
 pub(super) fn write(out: &mut (dyn Write + Send), text: &dyn fmt::Display) -> Result<(), RdsError> {
@@ -19,8 +19,7 @@ pub(super) fn show_json(
     out: &mut (dyn Write + Send),
     value: &impl Serialize,
 ) -> Result<(), RdsError> {
-    let text = serde_json::to_string_pretty(value).map_err(RdsError::Json)?;
-    write(out, &text)
+    json(out, value).map_err(RdsError::Stdout)
 }
 
 /// What was exchanged within a time: of one second for a line, of all of it for the sum.

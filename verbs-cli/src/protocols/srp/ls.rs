@@ -11,6 +11,7 @@ use super::error::SrpError;
 use super::session::{log_in, named};
 use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
+use crate::report;
 use crate::wire::WireArgs;
 
 pub(super) const EXAMPLES: &str = "\
@@ -60,11 +61,12 @@ pub(super) fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), SrpError> {
         |_| (),
     )?;
     let disks = logged_in.run(&ending, list)?;
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&disks).unwrap_or_default() + "\n",
-        false => table(&disks),
+    let said = match args.json {
+        true => report::json(out, &disks),
+        false => out
+            .write_all(table(&disks).as_bytes())
+            .and_then(|()| out.flush()),
     };
-    let said = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     said.map_err(SrpError::Stdout)
 }
 

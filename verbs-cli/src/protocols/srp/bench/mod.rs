@@ -20,6 +20,7 @@ use super::error::SrpError;
 use super::session::{log_in, named};
 use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
+use crate::report::json;
 use crate::units::time_within;
 use crate::wire::WireArgs;
 
@@ -155,11 +156,10 @@ pub(super) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), SrpError>
             report
         })?,
     };
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
-        false => report.to_string(),
+    let said = match args.json {
+        true => json(out, &report),
+        false => write!(out, "{report}").and_then(|()| out.flush()),
     };
-    let said = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     said.map_err(SrpError::Stdout)
 }
 
