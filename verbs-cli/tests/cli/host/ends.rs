@@ -17,15 +17,13 @@ fn a_daemon_that_crashes_is_started_again() {
     let at = host.address.clone();
     let keeper = host.daemon.id();
     let mut server = host.serve();
-    let mut client = host.start(&["rping", "-c", "-a", &at, "-C", "100000000", "-v"]);
-    let mut lines = BufReader::new(client.stdout.take().expect("a pipe")).lines();
-    read(&mut lines, 20);
+    let (mut client, mut pings) = host.ping(&["-a", &at]);
     let mut last = None;
     for _ in 0..3 {
         let daemon = next_kept_by(keeper, last);
         last = Some(daemon);
         kill_process(daemon, Signal::KILL).expect("it runs");
-        read(&mut lines, 2000);
+        pings.go_on();
         // Without a second try: who connects waits for the next one.
         let mut another = host.command(&["rping", "-c", "-a", &at, "-C", "5"]);
         let another = Ended::from(another.output().expect("it starts"));
@@ -97,14 +95,12 @@ fn programs_of_two_hosts_talk_past_their_daemons() {
     let [mut here, there] = [13, 14].map(Host::new);
     let at = here.address.clone();
     let mut server = here.serve();
-    let mut client = there.start(&["rping", "-c", "-v", "-a", &at, "-C", "100000000"]);
-    let mut lines = BufReader::new(client.stdout.take().expect("a pipe")).lines();
-    read(&mut lines, 20);
+    let (mut client, mut pings) = there.ping(&["-a", &at]);
     let daemons = [&here, &there].map(|host| next_kept_by(host.daemon.id(), None));
     for daemon in daemons {
         kill_process(daemon, Signal::STOP).expect("it runs");
     }
-    read(&mut lines, 5000);
+    pings.go_on();
     for daemon in daemons {
         kill_process(daemon, Signal::CONT).expect("it is there");
     }
@@ -116,16 +112,16 @@ fn programs_of_two_hosts_talk_past_their_daemons() {
     let mut last = daemons[0];
     for _ in 0..3 {
         kill_process(last, Signal::KILL).expect("it runs");
-        read(&mut lines, 2000);
+        pings.go_on();
         last = next_kept_by(here.daemon.id(), Some(last));
         connect_once_more(&here);
     }
     kill_process(Pid::from_child(&here.daemon), Signal::TERM).expect("it runs");
     here.daemon.wait().expect("a child");
     here.restart();
-    read(&mut lines, 2000);
+    pings.go_on();
     connect_once_more(&here);
-    let reader = thread::spawn(move || lines.for_each(drop));
+    let reader = pings.read_on();
     for child in [&mut server, &mut client] {
         child.kill().expect("it runs");
         child.wait().expect("a child");
@@ -141,18 +137,16 @@ fn a_stopped_program_holds_up_nobody() {
     let at = host.address.as_str();
     let pair = |port: &str| {
         let server = host.serve_at(port);
-        let client = ["rping", "-c", "-v", "-a", at, "-p", port, "-C", "100000000"];
-        let mut client = host.start(&client);
-        let stdout = client.stdout.take().expect("a pipe");
-        ([server, client], BufReader::new(stdout).lines())
+        let (client, pings) = host.ping(&["-a", at, "-p", port]);
+        ([server, client], pings)
     };
     let (stopped, mut theirs) = pair("7301");
-    let (others, mut lines) = pair("7302");
+    let (others, mut pings) = pair("7302");
     for end in &stopped {
-        read(&mut theirs, 200);
+        theirs.go_on();
         let process = Pid::from_child(end);
         kill_process(process, Signal::STOP).expect("it runs");
-        read(&mut lines, 3000);
+        pings.go_on();
         let mut another = host.serve_at("7303");
         let patience = Instant::now() + Duration::from_secs(60);
         // The client that has found the server has just ended.
@@ -162,9 +156,9 @@ fn a_stopped_program_holds_up_nobody() {
         another.kill().expect("it runs");
         another.wait().expect("a child");
         kill_process(process, Signal::CONT).expect("it runs");
-        read(&mut theirs, 2000);
+        theirs.go_on();
     }
-    let readers = [theirs, lines].map(|lines| thread::spawn(move || lines.for_each(drop)));
+    let readers = [theirs, pings].map(Pings::read_on);
     for mut child in stopped.into_iter().chain(others) {
         child.kill().expect("it runs");
         child.wait().expect("a child");

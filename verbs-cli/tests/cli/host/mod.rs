@@ -3,10 +3,12 @@
 mod ends;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Lines, Read, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::thread;
+use std::io::{self, BufRead, BufReader, Lines, PipeReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use rustix::pipe::fcntl_setpipe_size;
 
 use crate::nic::libraries;
 use crate::run::{Ended, HOST, Place, VERBS, address_of};
@@ -94,6 +96,18 @@ impl Host {
 
     fn start(&self, arguments: &[&str]) -> Child {
         self.command(arguments).spawn().expect("it starts")
+    }
+
+    /// Starts a client that pings for ever, with these arguments besides. Ends when it pings.
+    fn ping(&self, arguments: &[&str]) -> (Child, Pings) {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        fcntl_setpipe_size(&writer, PIPE).expect("as small as there are");
+        let common = ["rping", "-c", "-v", "-C", "100000000"];
+        let mut command = self.command(&[&common, arguments].concat());
+        let client = command.stdout(writer).spawn().expect("it starts");
+        let mut pings = Pings(BufReader::with_capacity(LINE, reader).lines());
+        pings.read(20);
+        (client, pings)
     }
 
     /// Starts a server of many clients, and waits until it listens.
@@ -282,10 +296,30 @@ fn a_daemon_ends_after_its_last_program() {
     assert!(place.names().is_empty(), "{:?}", place.names());
 }
 
-/// Reads so many lines, which a program prints as long as data goes to and fro.
-fn read(lines: &mut Lines<BufReader<ChildStdout>>, count: usize) {
-    for _ in 0..count {
-        assert!(matches!(lines.next(), Some(Ok(_))), "it has ended");
+/// Bytes of the pipe that a client pings into, and of a line of it at most.
+const PIPE: usize = 4096;
+const LINE: usize = 128;
+
+/// What a client prints as long as data goes to and fro.
+struct Pings(Lines<BufReader<PipeReader>>);
+
+impl Pings {
+    /// Reads several times as many lines as there is room for on their way: data goes to and fro now. On a machine with much
+    /// else to do a ping takes some 20 ms, so there are not more.
+    fn go_on(&mut self) {
+        // A line has 64 bytes of data.
+        self.read(4 * (PIPE + LINE) / 64);
+    }
+
+    fn read(&mut self, count: usize) {
+        for _ in 0..count {
+            assert!(matches!(self.0.next(), Some(Ok(_))), "it has ended");
+        }
+    }
+
+    /// Reads on, until the client ends.
+    fn read_on(self) -> JoinHandle<()> {
+        thread::spawn(move || self.0.for_each(drop))
     }
 }
 
@@ -296,22 +330,20 @@ fn programs_outlive_the_daemon() {
     let mut host = Host::new(5);
     let at = host.address.clone();
     let mut server = host.serve();
-    let mut client = host.start(&["rping", "-c", "-a", &at, "-C", "100000000", "-v"]);
-    let mut lines = BufReader::new(client.stdout.take().expect("a pipe")).lines();
-    read(&mut lines, 20);
+    let (client, mut pings) = host.ping(&["-a", &at]);
     for _ in 0..3 {
         host.kill();
-        read(&mut lines, 2000);
+        pings.go_on();
         host.restart();
-        read(&mut lines, 2000);
+        pings.go_on();
     }
     // The server listens at its port number without having asked for it again.
     let another = host.ask(&["rping", "-c", "-a", &at, "-C", "5"]);
     assert_eq!(another.code, Some(0), "{another:?}");
     let taken = host.ask(&["rping", "-s", "-a", &at, "-C", "1"]);
     assert!(taken.stderr.contains("in use"), "{taken:?}");
-    read(&mut lines, 2000);
-    let reader = thread::spawn(move || lines.for_each(drop));
+    pings.go_on();
+    let reader = pings.read_on();
     server.kill().expect("it runs");
     let killed = Instant::now();
     server.wait().expect("a child");
@@ -343,13 +375,8 @@ fn the_daemon_lists_its_programs() {
     while port(&listed(&host)) != Some(7300) {
         assert!(Instant::now() < patience, "it does not listen");
     }
-    let client = [
-        "rping", "-c", "-a", &at, "-p", "7300", "-C", "10000000", "-v",
-    ];
-    let mut client = host.start(&client);
-    let mut lines = BufReader::new(client.stdout.take().expect("a pipe")).lines();
-    read(&mut lines, 20);
-    let reader = thread::spawn(move || lines.for_each(drop));
+    let (client, pings) = host.ping(&["-a", &at, "-p", "7300"]);
+    let reader = pings.read_on();
     let programs = listed(&host);
     let [serves, asks] = &programs[..] else {
         panic!("{programs:?}");
