@@ -57,7 +57,7 @@ pub use hca::limits::Limits;
 pub use hca::{Hca, connected_qps};
 pub use hca::{command, extension};
 pub use link::{Loopback, Udp};
-pub use transport::congestion::Dcqcn;
+pub use transport::congestion::{Dcqcn, ReactionPoint};
 #[doc(no_inline)]
 pub use verbs_link::port_space;
 pub(crate) use verbs_link::rng;

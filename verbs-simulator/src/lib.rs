@@ -67,7 +67,8 @@ pub use host::{HostMutant, HostReport, HostRun};
 pub use journal::{Counts, Digest, Sink};
 pub use mutant::{Mutant, NoSuchMutant};
 pub use network::{
-    Bottleneck, Hits, LinkConfig, Network, NetworkPort, QueueHits, Shares, SwitchQueue,
+    Bottleneck, Completion, FlowReport, FlowRun, Hits, LinkConfig, Network, NetworkPort, Pattern,
+    QueueHits, Sample, Shares, Spread, SwitchQueue,
 };
 pub use run::{Disagreement, Mode, Options, Plan, Report, compare, run, run_with, shrink};
 pub use streams::{StreamConfig, StreamHits, StreamNetwork, StreamPort};

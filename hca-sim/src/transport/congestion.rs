@@ -232,6 +232,66 @@ impl Reaction {
     }
 }
 
+/// The reaction point of one sender alone: what a queue pair of an HCA does about notifications, for simulations in which
+/// there are more senders than HCAs could be.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use hca_sim::clock::Instant;
+/// use hca_sim::{Dcqcn, ReactionPoint};
+///
+/// let (dcqcn, now) = (Dcqcn::default(), Instant::ZERO);
+/// let mut sender = ReactionPoint::new(dcqcn);
+/// sender.notified(now);
+/// assert_eq!(sender.rate(), Some(dcqcn.line_rate / 2), "the first notification halves the rate");
+/// while sender.departure(now) == now {
+///     sender.sent(now, 4096);
+/// }
+/// assert!(sender.departure(now) > now + Duration::from_micros(1));
+/// ```
+#[derive(Debug)]
+pub struct ReactionPoint {
+    config: Dcqcn,
+    state: Option<Reaction>,
+}
+
+impl ReactionPoint {
+    /// Of a sender that was never notified.
+    pub const fn new(config: Dcqcn) -> Self {
+        Self {
+            config,
+            state: None,
+        }
+    }
+
+    /// A notification has arrived.
+    pub fn notified(&mut self, now: Instant) {
+        Reaction::notified(&mut self.state, &self.config, now);
+    }
+
+    /// When the next packet may be sent: now, or later.
+    pub fn departure(&mut self, now: Instant) -> Instant {
+        if self.state.as_mut().is_some_and(|known| !known.follow(now)) {
+            self.state = None;
+        }
+        let next = self.state.as_ref().map(Reaction::next_departure);
+        next.map_or(now, |next| next.max(now))
+    }
+
+    /// A packet of that many bytes is sent.
+    pub fn sent(&mut self, now: Instant, bytes: u64) {
+        if let Some(state) = &mut self.state {
+            state.sent(now, bytes);
+        }
+    }
+
+    /// The rate in bytes per second to which it is limited; `None` while nothing limits it.
+    pub fn rate(&self) -> Option<u64> {
+        self.state.as_ref().map(Reaction::rate)
+    }
+}
+
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -32,9 +32,8 @@ use crate::net::sends_from;
 use crate::published::Published;
 use crate::stats;
 
-use self::congestion::Congestion;
-
 pub(crate) use self::args::{NicName, Transport, WireArgs};
+pub(crate) use self::congestion::Congestion;
 pub(crate) use self::iwarp::Iwarp;
 pub(crate) use self::nic::NicNetwork;
 pub(crate) use self::subnet::SubnetNode;

@@ -1,6 +1,9 @@
 //! `verbs perf` between two processes over RoCE, with both ends this command; peers of perftest are in `ci/peers.d`.
 
+use std::net::Ipv4Addr;
+
 use serde_json::Value;
+use verbs_wire::pcap::reader::Capture;
 
 use crate::iwarp::ask;
 use crate::run::Place;
@@ -16,6 +19,32 @@ fn measure(host: u8, test: &[&str]) -> [Value; 2] {
     let client = ask(&place, &client).succeeded();
     let server = server.end().succeeded();
     [client, server].map(|text| serde_json::from_str(&text).expect("JSON"))
+}
+
+/// Goal: packets have the traffic class that was asked for. Method: a capture at the client, whose server asked for another one.
+#[test]
+fn packets_have_the_traffic_class() {
+    let (place, port) = (Place::new(), free_port());
+    let options = |tclass| {
+        [
+            "perf", "send-lat", "-n", "10", "-p", &port, "--tclass", tclass,
+        ]
+    };
+    let server = Background::start(&place, &options("104"));
+    let (host, bind) = (address(16), address(17));
+    let client = [
+        &options("2")[..],
+        &[&host, "--bind", &bind, "--pcap", "pcap"],
+    ]
+    .concat();
+    ask(&place, &client).succeeded();
+    server.end().succeeded();
+    let capture = Capture::parse("pcap", &place.read("pcap"));
+    for (_, ip) in capture.ip_packets() {
+        let is_ours = ip[12..16] == bind.parse::<Ipv4Addr>().expect("an address").octets();
+        assert_eq!(ip[1], if is_ours { 2 } else { 104 });
+    }
+    assert!(capture.packets.len() >= 20);
 }
 
 /// Goal: requests and answers are measured: each is counted once, on all connections and of all sizes; a rate goes with the

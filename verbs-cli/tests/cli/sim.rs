@@ -85,6 +85,70 @@ fn hosts_share_a_switch() {
     assert_eq!(mixed.code, Some(2), "{mixed:?}");
 }
 
+/// Goal: how hosts share a switch can be seen. Method: pictures of hosts that react and of others that do not, in which the queue
+/// is at its limit; an end that cannot be written, and options without their run.
+#[test]
+fn a_switch_that_is_shared_is_drawn() {
+    let place = Place::new();
+    let draw = |options: &[&str]| {
+        let common = ["--seed", "1", "--congestion"];
+        sim(&place, &[&common, options].concat())
+    };
+    let picture = |name: &str| {
+        let text = String::from_utf8(place.read(name)).expect("text");
+        assert!(
+            text.starts_with("<svg") && text.contains("Gbit/s"),
+            "{text}"
+        );
+        text
+    };
+    let reacting = draw(&["--plot", "reacting.svg"]);
+    assert!(reacting.stdout.contains(" 0 lost"), "{reacting:?}");
+    let blind = draw(&["--plot", "blind.svg", "--dcqcn", "off"]);
+    assert_eq!(blind.code, Some(6), "{blind:?}");
+    assert!(!blind.stdout.contains(" 0 lost"), "{blind:?}");
+    assert_ne!(picture("reacting.svg"), picture("blind.svg"));
+    let nowhere = draw(&["--plot", "no/where.svg"]);
+    nowhere.failed(1, &["cannot draw no/where.svg"]);
+    for options in [&["--plot", "x.svg"][..], &["--dcqcn", "off"]] {
+        let alone = sim(&place, &[&["--seed", "1"], options].concat());
+        assert_eq!(alone.code, Some(2), "{alone:?}");
+    }
+}
+
+/// Goal: flows in the large are printed, for people and programs, the same each time. Method: each pattern; numbers that go
+/// together; a tree that there is not.
+#[test]
+fn flows_through_a_tree_are_measured() {
+    let place = Place::new();
+    let flows =
+        |options: &[&str]| place.verbs(&[&["sim", "--seed", "3", "--flows"], options].concat());
+    let incast = ["incast", "--fan-in", "8", "--size", "64k"];
+    let first = flows(&incast).succeeded();
+    assert!(
+        first.starts_with("seed 3: 64 hosts, 63 flows of 65536 bytes, DCQCN: "),
+        "{first}"
+    );
+    assert!(first.contains("\n  of bystanders  mean "), "{first}");
+    assert_eq!(flows(&incast).succeeded(), first);
+    for (pattern, count) in [("permutation", 16), ("all-to-all", 240)] {
+        let options = [
+            pattern, "--hosts", "16", "--size", "10k", "--dcqcn", "off", "--json",
+        ];
+        let shown: Value = serde_json::from_str(&flows(&options).succeeded()).expect("JSON");
+        let run = &shown["runs"][0];
+        assert_eq!(
+            (&run["slowdown"]["flows"], &run["dcqcn"]),
+            (&count.into(), &false.into())
+        );
+        let slowdown = |of: &str| run["slowdown"][of].as_f64().expect("a number");
+        let ascending = ["median", "percentile_99", "max"].map(slowdown);
+        assert!(ascending[0] >= 1.0 && ascending.is_sorted(), "{shown}");
+    }
+    flows(&["permutation", "--hosts", "65"]).failed(2, &["--hosts is a square"]);
+    assert_eq!(flows(&["permutation", "--bottleneck"]).code, Some(2));
+}
+
 #[test]
 fn many_seeds_print_what_met_what() {
     let text = sim(&Place::new(), &["--seeds", "1..3"]).succeeded();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hca_sim::{Dcqcn, Hca};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, Av, Cq, Error, Memory, Mr, Mtu, Path, Psn, Qp, QpInit, Wc, WcStatus, Write,
+    Access, Av, Cq, Device, Error, Memory, Mr, Mtu, Path, Psn, Qp, QpInit, Qpn, Wc, WcStatus, Write,
 };
 
 use crate::{Digest, LinkConfig, QueueHits, Sim, SwitchQueue};
@@ -40,6 +40,8 @@ pub struct Bottleneck {
     pub before: Duration,
     /// The time of the measurement; 100 ms by default.
     pub time: Duration,
+    /// How often the queue and the rates are looked at, from the beginning on; never by default.
+    pub sampling: Option<Duration>,
 }
 
 /// What became of the connections of a [`Bottleneck`].
@@ -53,8 +55,21 @@ pub struct Shares {
     pub queue: QueueHits,
     /// Work requests that have failed.
     pub failed: u64,
+    /// The queue and the rates, every [`sampling`](Bottleneck::sampling).
+    pub course: Vec<Sample>,
     /// The digest of everything that has happened.
     pub digest: Digest,
+}
+
+/// The queue and the rates at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Since connections began.
+    pub at: Duration,
+    /// Bytes that wait in the queue.
+    pub waiting: usize,
+    /// The rate in bytes per second to which each connection is limited; `None` while nothing limits it.
+    pub rates: Vec<Option<u64>>,
 }
 
 impl Bottleneck {
@@ -71,6 +86,7 @@ impl Bottleneck {
             congestion: Some(Dcqcn::default()),
             before: Duration::from_millis(50),
             time: Duration::from_millis(100),
+            sampling: None,
         }
     }
 
@@ -99,13 +115,20 @@ impl Bottleneck {
             bytes: vec![0; hosts.len()],
             failed: 0,
         }));
+        let course = Rc::new(RefCell::new(Vec::new()));
         let measured = sim.run(async {
             // What the receiver's end needs lives as long as the run.
-            let mut ends = Vec::new();
+            let (mut ends, mut observed) = (Vec::new(), Vec::new());
             for (flow, host) in hosts.iter().enumerate() {
                 let (sender, end) = connect(host, &receiver).await?;
                 ends.push(end);
+                if self.sampling.is_some() {
+                    observed.push((host.open().await?, sender.qp.qpn()));
+                }
                 sim.spawn(sender.write(flow, Rc::clone(&counts)));
+            }
+            if let Some(every) = self.sampling {
+                sim.spawn(observe(sim.clone(), every, observed, Rc::clone(&course)));
             }
             sim.sleep(self.before).await;
             counts.borrow_mut().bytes.fill(0);
@@ -122,6 +145,7 @@ impl Bottleneck {
             capacity: u64::try_from(nanos).unwrap_or(u64::MAX),
             queue,
             failed: counts.borrow().failed,
+            course: course.take(),
             digest,
         })
     }
@@ -152,6 +176,30 @@ impl Shares {
     }
 }
 
+/// Looks at the queue and at each connection, over and over. The devices are those of their hosts.
+async fn observe(
+    sim: Sim,
+    every: Duration,
+    connections: Vec<(Device, Qpn)>,
+    course: Rc<RefCell<Vec<Sample>>>,
+) {
+    let begun = sim.now();
+    loop {
+        sim.sleep(every).await;
+        let mut rates = Vec::new();
+        for (device, qpn) in &connections {
+            let stats = device.qp_stats(*qpn).run().await;
+            rates.push(stats.ok().and_then(|stats| stats.rate));
+        }
+        let sample = Sample {
+            at: sim.now().since(begun),
+            waiting: sim.network().waiting(address(0)).unwrap_or(0),
+            rates,
+        };
+        course.borrow_mut().push(sample);
+    }
+}
+
 struct Counts {
     bytes: Vec<u64>,
     failed: u64,
@@ -163,7 +211,7 @@ struct Sender {
     cq: Cq,
     mr: Mr,
     to: verbs_core::Remote,
-    _device: verbs_core::Device,
+    _device: Device,
 }
 
 /// The receiving end, in which nothing is done. Dropped in this order.
@@ -171,7 +219,7 @@ struct End {
     _qp: Qp,
     _cq: Cq,
     _mr: Mr,
-    _device: verbs_core::Device,
+    _device: Device,
 }
 
 impl Sender {

@@ -37,6 +37,18 @@ impl Default for SwitchQueue {
     }
 }
 
+impl SwitchQueue {
+    /// The chance that a packet is marked when that many bytes wait before it.
+    pub(crate) fn chance(&self, waiting: usize) -> Ppm {
+        if waiting >= self.mark_max {
+            return Ppm::ALWAYS;
+        }
+        let above = waiting.saturating_sub(self.mark_min) as u64;
+        let width = self.mark_max.saturating_sub(self.mark_min).max(1) as u64;
+        Ppm(u32::try_from(u64::from(self.marking.0) * above / width).unwrap_or(u32::MAX))
+    }
+}
+
 /// What a switch's queue has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct QueueHits {
@@ -67,6 +79,13 @@ impl Egress {
         }
     }
 
+    /// Bytes that have not left yet.
+    pub(super) fn waiting(&self, now: Instant) -> usize {
+        let nanos = self.busy_until.since(now).as_nanos();
+        let waiting = nanos * u128::from(self.config.rate) / NANOS_PER_SECOND;
+        usize::try_from(waiting).unwrap_or(usize::MAX)
+    }
+
     /// Takes a packet of that length, which is marked if need be. Returns when it has left; `None` if it is lost.
     pub(super) fn pass(
         &mut self,
@@ -76,16 +95,14 @@ impl Egress {
         tclass: &mut u8,
     ) -> Option<Instant> {
         let config = self.config;
-        let nanos = self.busy_until.since(now).as_nanos();
-        let waiting = nanos * u128::from(config.rate) / NANOS_PER_SECOND;
-        let waiting = usize::try_from(waiting).unwrap_or(usize::MAX);
+        let waiting = self.waiting(now);
         if waiting.saturating_add(len) > config.limit {
             self.hits.dropped += 1;
             return None;
         }
         self.hits.passed += 1;
         self.hits.longest = self.hits.longest.max(waiting + len);
-        if *tclass & ECN != 0 && draw.chance(chance(&config, waiting)) {
+        if *tclass & ECN != 0 && draw.chance(config.chance(waiting)) {
             *tclass |= ECN;
             self.hits.marked += 1;
         }
@@ -96,16 +113,6 @@ impl Egress {
     }
 }
 
-/// The chance that a packet is marked when that many bytes wait before it.
-fn chance(config: &SwitchQueue, waiting: usize) -> Ppm {
-    if waiting >= config.mark_max {
-        return Ppm::ALWAYS;
-    }
-    let above = waiting.saturating_sub(config.mark_min) as u64;
-    let width = config.mark_max.saturating_sub(config.mark_min).max(1) as u64;
-    Ppm(u32::try_from(u64::from(config.marking.0) * above / width).unwrap_or(u32::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,7 +120,7 @@ mod tests {
     #[test]
     fn marks_begin_at_kmin_and_are_certain_from_kmax_on() {
         let config = SwitchQueue::default();
-        let marked = [0, 5_000, 102_500, 199_999, 200_000].map(|waiting| chance(&config, waiting));
+        let marked = [0, 5_000, 102_500, 199_999, 200_000].map(|waiting| config.chance(waiting));
         let expected = [0, 0, 5_000, 9_999, 1_000_000].map(Ppm);
         assert_eq!(marked, expected);
     }

@@ -8,6 +8,7 @@ mod bottleneck;
 mod config;
 mod direction;
 mod egress;
+mod flows;
 pub(crate) mod hostile;
 mod port;
 
@@ -27,11 +28,12 @@ use crate::Draw;
 use crate::journal::{Journal, PacketFate};
 use crate::mutant::PacketMutator;
 
-pub use bottleneck::{Bottleneck, Shares};
+pub use bottleneck::{Bottleneck, Sample, Shares};
 pub use config::{Hits, LinkConfig};
 use direction::Direction;
 use egress::Egress;
 pub use egress::{QueueHits, SwitchQueue};
+pub use flows::{Completion, FlowReport, FlowRun, Pattern, Spread};
 pub use port::NetworkPort;
 
 /// A packet network in virtual time. Clones are the same network.
@@ -223,6 +225,13 @@ impl Network {
         let state = self.core.state.lock();
         let egress = state.ports[state.find(address)?].egress.as_ref();
         egress.map(|egress| egress.hits)
+    }
+
+    /// Bytes that wait in that queue now.
+    pub fn waiting(&self, address: IpAddr) -> Option<usize> {
+        let state = self.core.state.lock();
+        let egress = state.ports[state.find(address)?].egress.as_ref();
+        egress.map(|egress| egress.waiting(self.core.engine.now()))
     }
 
     /// Takes the port with that address out of service, or into it. Packets under way to a port that is out of service

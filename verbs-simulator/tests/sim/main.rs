@@ -5,6 +5,7 @@
 
 mod agree;
 mod bottleneck;
+mod flows;
 mod host;
 mod hostile;
 mod migration;

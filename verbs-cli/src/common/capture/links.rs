@@ -13,7 +13,8 @@ use super::{CaptureFile, since_epoch};
 /// A capture in progress. Each packet is in it once for each link that it passes, as it leaves the port whose name its
 /// interface has.
 pub(crate) struct LinkCapture {
-    pcap: PcapNgWriter<CaptureFile>,
+    /// `None` after an error.
+    pcap: Option<PcapNgWriter<CaptureFile>>,
     file: CaptureFile,
     /// Those of the nodes.
     names: BTreeMap<NodeId, String>,
@@ -29,7 +30,7 @@ impl LinkCapture {
         let names = topology.nodes().iter().map(|node| node.name.clone());
         let names = (0..).map(NodeId).zip(names);
         Ok(Self {
-            pcap: PcapNgWriter::new(file.clone())?,
+            pcap: Some(PcapNgWriter::new(file.clone())?),
             file,
             names: names.collect(),
             interfaces: BTreeMap::new(),
@@ -37,22 +38,28 @@ impl LinkCapture {
         })
     }
 
-    /// Adds packets that have left their ports. An error is told at the end.
+    /// Adds packets that have left their ports. An error ends the capture, and is told at the end.
     pub(crate) fn write(&mut self, carried: impl Iterator<Item = Carried>) {
         for packet in carried {
-            // The file keeps its first error.
-            let _kept = self.add(&packet);
+            let Some(mut pcap) = self.pcap.take() else {
+                continue;
+            };
+            match self.add(&mut pcap, &packet) {
+                // A packet that no capture can say is left out.
+                Err(error) if error.kind() != io::ErrorKind::InvalidInput => {}
+                _ => self.pcap = Some(pcap),
+            }
         }
     }
 
-    fn add(&mut self, packet: &Carried) -> io::Result<()> {
+    fn add(&mut self, pcap: &mut PcapNgWriter<CaptureFile>, packet: &Carried) -> io::Result<()> {
         let from = packet.from;
         let interface = match self.interfaces.get(&from) {
             Some(interface) => *interface,
             None => {
                 let node = self.names.get(&from.node);
                 let name = format!("{}:{}", node.map_or("", String::as_str), from.port);
-                let interface = self.pcap.interface(&name, LinkType::InfiniBand)?;
+                let interface = pcap.interface(&name, LinkType::InfiniBand)?;
                 self.interfaces.insert(from, interface);
                 interface
             }
@@ -60,10 +67,10 @@ impl LinkCapture {
         let since = Duration::from_nanos(packet.at.as_nanos());
         let note = Note::new(interface, self.epoch.saturating_add(since));
         let note = note.outbound().comment(packet.fate());
-        self.pcap.frame(&note, &packet.frame(), &packet.transport())
+        pcap.frame(&note, &packet.frame(), &packet.transport())
     }
 
-    /// Flushes it, and tells why it ended early, if it did.
+    /// Flushes it, and tells why it ended early, if it did: the file keeps its first error.
     pub(crate) fn finish(&self) -> io::Result<()> {
         self.file.finish()
     }

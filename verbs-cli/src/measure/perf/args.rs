@@ -9,7 +9,7 @@ use verbs_core::{Mtu, QpCap};
 use super::error::PerfError;
 use crate::connecting::ConnectArgs;
 use crate::units::{chunk, mtu};
-use crate::wire::WireArgs;
+use crate::wire::{Transport, WireArgs};
 
 pub(crate) const ABOUT: &str = "\
 Measure bandwidth and latency between two hosts.
@@ -168,6 +168,10 @@ pub(crate) struct PerfArgs {
     /// Which of our GIDs: addresses of --bind are counted from 0. Default: the first that has a way to the peer
     #[arg(short = 'x', long, visible_alias = "gid-idx", value_name = "N")]
     pub(super) gid_index: Option<u16>,
+    /// Traffic class of the packets (RoCE): 2 says that switches may mark them for congestion, 48 and more are classes of
+    /// service; both ends send with their own [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(super) tclass: Option<u8>,
     /// Which atomic
     #[arg(short = 'A', long, visible_alias = "atomic_type", value_enum)]
     atomic_type: Option<AtomicType>,
@@ -363,22 +367,14 @@ impl PerfArgs {
     fn check(&self, operation: Operation, measures: Measure) -> Result<(), PerfError> {
         let is_latency = measures == Measure::Latency;
         let is_remembered = matches!(operation, Operation::Read | Operation::Atomic);
-        let wrong = [
-            (
-                "--qp",
-                self.qp.is_some() && is_latency,
-                "a bandwidth test, or rpc",
-            ),
-            (
-                "--tx-depth",
-                self.tx_depth.is_some() && is_latency,
-                "a bandwidth test, or rpc",
-            ),
-            (
-                "--cq-mod",
-                self.cq_mod.is_some() && is_latency,
-                "a bandwidth test, or rpc",
-            ),
+        let of_queues = [
+            ("--qp", self.qp.is_some()),
+            ("--tx-depth", self.tx_depth.is_some()),
+            ("--cq-mod", self.cq_mod.is_some()),
+        ];
+        let of_queues = of_queues
+            .map(|(option, is_given)| (option, is_given && is_latency, "a bandwidth test, or rpc"));
+        let others = [
             (
                 "--bidirectional",
                 self.bidirectional && measures != Measure::Bandwidth,
@@ -393,6 +389,11 @@ impl PerfArgs {
                         Measure::Calls => false,
                     },
                 "a latency test without --duration, or rpc",
+            ),
+            (
+                "--tclass",
+                self.tclass.is_some() && self.wire.transport == Transport::Iwarp,
+                "packets of RoCE",
             ),
             (
                 "--inline-size",
@@ -423,7 +424,8 @@ impl PerfArgs {
                 "a --duration of more than twice as long",
             ),
         ];
-        match wrong.into_iter().find(|(_, is_wrong, _)| *is_wrong) {
+        let mut all = of_queues.into_iter().chain(others);
+        match all.find(|(_, is_wrong, _)| *is_wrong) {
             Some((option, _, is_for)) => Err(PerfError::Option { option, is_for }),
             None => Ok(()),
         }
@@ -489,6 +491,7 @@ mod tests {
             "write-bw -D 8 -f 4",
             "rpc -b",
             "rpc -o 4",
+            "send-bw --tclass 2 --transport iwarp",
         ] {
             let refused = plan(words).expect_err(words);
             assert!(matches!(refused, PerfError::Option { .. }), "{refused}");

@@ -43,6 +43,7 @@ pub(super) struct Bed {
     ours: Vec<Key>,
     theirs: Vec<Key>,
     gid_index: u16,
+    traffic_class: u8,
 }
 
 impl Bed {
@@ -90,6 +91,7 @@ impl Bed {
             ours: Vec::new(),
             theirs: Vec::new(),
             gid_index,
+            traffic_class: args.tclass.unwrap_or(0),
         };
         for number in 0..plan.qps {
             let qp = bed
@@ -130,6 +132,7 @@ impl Bed {
             let mut av = Av::to_gid(PORT, self.gid_index, theirs.gid);
             if let Some(route) = &mut av.global {
                 route.hop_limit = 255;
+                route.traffic_class = self.traffic_class;
             }
             let path = Path {
                 av,

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use verbs_simulator::{Bottleneck, HostMutant, HostRun, Mode, Mutant, Options};
+use verbs_simulator::{Bottleneck, FlowRun, HostMutant, HostRun, Mode, Mutant, Options, Pattern};
 
+use super::plot;
 use crate::units;
+use crate::wire::Congestion;
 
 pub(crate) const ABOUT: &str = "\
 Run the simulator: nodes, a network that fails, work on all verbs and operations, in virtual time.
@@ -24,7 +26,11 @@ kills programs in the middle of a transmit and daemons between any two steps, an
 
 With --bottleneck, the nodes write to one host behind a switch of 10 Gbit/s that marks packets for \
 congestion, as the paper on DCQCN has it: how they share it, and what it loses. A run is clean if \
-Jain's index is at least 0.95, nine tenths of the capacity are used and no packet is lost.";
+Jain's index is at least 0.95, nine tenths of the capacity are used and no packet is lost.
+
+With --flows there are no HCAs but senders that react to congestion as theirs do, in a fat tree of two levels at 40 Gbit/s \
+that loses nothing: a switch without room tells those before it to pause. A slowdown is how many times as long a flow takes as \
+alone.";
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -35,10 +41,12 @@ Examples:
   verbs sim --seed 7 --mutant stale-key   a run with an injected defect: exit code 6
   verbs sim --seeds 1..20 --mode host     programs and daemons of a host that are killed
   verbs sim --seeds 1..5 --bottleneck     eight connections through a switch that marks
+  verbs sim --seed 1 --congestion --plot queue.svg   a picture of that
+  verbs sim --seed 1 --flows incast --hosts 256   flows through a fat tree; --dcqcn off beside it
 
 Exit codes:
   0  every run was clean
-  1  a capture or the result could not be written
+  1  a capture, a picture or the result could not be written
   2  the arguments are wrong
   6  a run broke a rule";
 
@@ -56,8 +64,32 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "A..B", value_parser = range)]
     seeds: Option<RangeInclusive<u64>>,
     /// Share the queue of a switch instead: writes of --nodes hosts to one
-    #[arg(long, conflicts_with_all = ["mode", "operations", "mutant", "trace"])]
+    #[arg(long, visible_alias = "congestion", conflicts_with_all = ["mode", "operations", "mutant", "trace"])]
     bottleneck: bool,
+    /// Send flows through a fat tree of --hosts hosts instead, each of --size bytes, and say how much longer they take than
+    /// alone
+    #[arg(long, value_enum, value_name = "PATTERN", conflicts_with_all = ["bottleneck", "mode", "operations", "mutant", "trace"])]
+    flows: Option<PatternArg>,
+    /// With --flows: the hosts of the tree, a square
+    #[arg(long, value_name = "N", requires = "flows", default_value_t = 64)]
+    hosts: usize,
+    /// With --flows: bytes of each; k, m and g stand for KiB, MiB and GiB
+    #[arg(long, value_name = "N", requires = "flows", default_value = "4m", value_parser = units::chunk)]
+    size: u32,
+    /// With --flows incast: how many hosts send to the one
+    #[arg(long, value_name = "N", requires = "flows", default_value_t = 16)]
+    fan_in: usize,
+    /// With --bottleneck: draw the queue and the rates over time as an SVG picture
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "bottleneck",
+        conflicts_with = "seeds"
+    )]
+    pub(super) plot: Option<PathBuf>,
+    /// With --bottleneck and --flows, how senders react to congestion: off, or parameters of DCQCN to set, as in `verbs perf`
+    #[arg(long, value_name = "off|NAME=VALUE,..")]
+    dcqcn: Option<Congestion>,
     /// For how long faults happen, or the shares are measured, in virtual time: 500us, 20ms, 1s, at most 60s
     #[arg(
         long,
@@ -88,6 +120,16 @@ pub(crate) struct SimArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum PatternArg {
+    /// --fan-in hosts to one, and each other host to another one
+    Incast,
+    /// Each host to another one
+    Permutation,
+    /// Each host to every other
+    AllToAll,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum ModeArg {
     /// As packets over a network
     Packets,
@@ -114,9 +156,29 @@ impl SimArgs {
     /// The switch that is shared with that seed, if that is asked for.
     pub(crate) fn bottleneck(&self, seed: u64) -> Option<Bottleneck> {
         let all = Bottleneck::new(seed);
-        self.bottleneck.then_some(Bottleneck {
+        let asked = self.bottleneck.then_some(Bottleneck {
             flows: self.nodes.map_or(all.flows, usize::from),
             time: self.time,
+            congestion: self.dcqcn.map_or(all.congestion, |Congestion(dcqcn)| dcqcn),
+            ..all
+        });
+        match self.plot {
+            Some(_) => asked.map(plot::observed),
+            None => asked,
+        }
+    }
+
+    /// The flows with that seed, if they are asked for.
+    pub(crate) fn flows(&self, seed: u64) -> Option<FlowRun> {
+        let pattern = match self.flows? {
+            PatternArg::Incast => Pattern::Incast(self.fan_in),
+            PatternArg::Permutation => Pattern::Permutation,
+            PatternArg::AllToAll => Pattern::AllToAll,
+        };
+        let all = FlowRun::new(seed, self.hosts, pattern);
+        Some(FlowRun {
+            bytes: self.size.into(),
+            congestion: self.dcqcn.map_or(all.congestion, |Congestion(dcqcn)| dcqcn),
             ..all
         })
     }
@@ -133,6 +195,9 @@ impl SimArgs {
 
     /// Why these arguments do not go together, if they do not.
     pub(crate) fn misfit(&self) -> Option<String> {
+        if self.dcqcn.is_some() {
+            return Some("--dcqcn is for --bottleneck and --flows".into());
+        }
         let is_host = self.host(0).is_some();
         let name = self.mutant.as_deref().unwrap_or_default();
         if is_host && (self.trace.is_some() || self.operations.is_some()) {

@@ -6,7 +6,7 @@ use std::io::Write;
 use serde_json::{Value, json};
 use verbs_simulator::Shares;
 
-use super::{SimArgs, SimError, Told};
+use super::{SimArgs, SimError, Told, plot};
 use crate::report;
 
 /// Runs the seeds that were asked for, a line for each.
@@ -22,6 +22,9 @@ pub(super) fn run(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
             break;
         };
         let shares = bottleneck.run()?;
+        if let Some(path) = &args.plot {
+            plot::draw(path, &bottleneck, &shares.course)?;
+        }
         all += 1;
         failed += u64::from(!shares.is_good());
         if args.json {

@@ -2,7 +2,9 @@
 
 mod args;
 mod bottleneck;
+mod flows;
 mod host;
+mod plot;
 mod shown;
 
 use std::fs::File;
@@ -41,6 +43,14 @@ pub(crate) enum SimError {
         /// Why.
         error: io::Error,
     },
+    /// The picture could not be made.
+    #[error("cannot draw {}: {why}", path.display())]
+    Plot {
+        /// Where to.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// The result could not be written.
     #[error("cannot write the result to stdout: {0}")]
     Stdout(io::Error),
@@ -64,7 +74,7 @@ impl SimError {
         match self {
             Self::Broken { .. } | Self::Verb(_) => crate::exit::BROKEN,
             Self::Misfit(_) => crate::exit::USAGE,
-            Self::Trace { .. } | Self::Stdout(_) => crate::exit::FILES,
+            Self::Trace { .. } | Self::Plot { .. } | Self::Stdout(_) => crate::exit::FILES,
         }
     }
 }
@@ -89,6 +99,9 @@ impl Told {
 /// [`SimError`].
 pub(crate) fn run_seeds(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
     let seeds = args.seeds();
+    if args.flows(0).is_some() {
+        return flows::run(args, out);
+    }
     if args.bottleneck(0).is_some() {
         return bottleneck::run(args, out);
     }
