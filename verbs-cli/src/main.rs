@@ -13,7 +13,7 @@ mod observe;
 mod protocols;
 
 pub(crate) use cli::shell;
-pub(crate) use common::{capture, ending, exit, file_id, logging, places, report, units};
+pub(crate) use common::{capture, ending, exit, file_id, logging, places, report, svg, units};
 pub(crate) use daemons::{host, run, subnet};
 pub(crate) use measure::{bench, connect_bench, perf, pingpong, rping, sim};
 pub(crate) use net::{address, connecting, published, wire};

@@ -1,4 +1,4 @@
-//! What commands share: output, exit codes, units, the end of a program.
+//! What commands share: output, captures, pictures, exit codes, units, the end of a program.
 
 pub(crate) mod capture;
 pub(crate) mod ending;
@@ -7,4 +7,5 @@ pub(crate) mod file_id;
 pub(crate) mod logging;
 pub(crate) mod places;
 pub(crate) mod report;
+pub(crate) mod svg;
 pub(crate) mod units;

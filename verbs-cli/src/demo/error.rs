@@ -1,12 +1,13 @@
 //! What can go wrong in a demonstration.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use hca_sim::link::fabric::TopologyError;
 use verbs_core::PostError;
 use verbs_sm::StartError;
 
+use crate::capture::CaptureError;
 use crate::exit;
 
 #[derive(Debug, thiserror::Error)]
@@ -15,8 +16,8 @@ pub(crate) enum DemoError {
     Read { path: PathBuf, error: io::Error },
     #[error("{} is empty: there is nothing to send", .0.display())]
     Empty(PathBuf),
-    #[error("cannot write the capture {}: {error}", path.display())]
-    Capture { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
     #[error("cannot write the result to stdout: {0}")]
     Output(io::Error),
     #[error(transparent)]
@@ -70,20 +71,10 @@ impl From<verbs_cm::Error> for DemoError {
 }
 
 impl DemoError {
-    /// The error of a capture at that path.
-    pub(super) fn capture(path: &Path) -> impl Fn(io::Error) -> Self {
-        move |error| Self::Capture {
-            path: path.into(),
-            error,
-        }
-    }
-
     /// As `--help` lists them.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Read { .. } | Self::Empty(_) | Self::Capture { .. } | Self::Output(_) => {
-                exit::FILES
-            }
+            Self::Read { .. } | Self::Empty(_) | Self::Capture(_) | Self::Output(_) => exit::FILES,
             Self::Digest(_) => exit::DIGEST,
             _ => exit::DEVICE,
         }

@@ -17,13 +17,12 @@ use clap::Args;
 use futures::executor::block_on;
 use hca_sim::clock::Clock;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
-use verbs_core::sync::Mutex;
 use verbs_core::time;
 use verbs_sm::{Config as SmConfig, Manager};
 
 pub(crate) use error::DemoError;
 
-use crate::capture::LinkCapture;
+use crate::capture::{CaptureError, LinkCapture};
 use file::Payload;
 use node::Node;
 use table::{Demo, Row};
@@ -74,7 +73,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), DemoError>
     let payload = Payload::read(args.file.as_deref(), BYTES_MAX)?;
     let fabric = subnet(args.pcap.as_deref())?;
     let shown = block_on(show(&payload, &fabric, &mut Demo::new(out, args.json)));
-    let captured = fabric.finish_capture();
+    let captured = fabric.finish_capture().map_err(DemoError::from);
     // A node that has gone does not hear what comes last either.
     let flushed = out.flush().map_err(DemoError::Output);
     shown.and(captured).and(flushed)
@@ -143,14 +142,8 @@ fn subnet(pcap: Option<&Path>) -> Result<Fabric, DemoError> {
         topology.link((switch, number), (node, 1))?;
         ports.push(PortRef { node, port: 1 });
     }
-    let capture = match pcap {
-        Some(path) => {
-            let capture = LinkCapture::create(path, &topology);
-            let capture = capture.map_err(DemoError::capture(path))?;
-            Some((path.to_owned(), Mutex::new(capture)))
-        }
-        None => None,
-    };
+    let capture = pcap.map(|path| LinkCapture::create(path, &topology));
+    let capture = capture.transpose()?;
     let clock = Clock::wall();
     let mut subnet = Subnet::new(&topology, SubnetConfig::default());
     if capture.is_some() {
@@ -169,20 +162,19 @@ pub(crate) struct Fabric {
     subnet: SharedSubnet,
     ports: Vec<PortRef>,
     clock: Clock,
-    capture: Option<(PathBuf, Mutex<LinkCapture>)>,
+    capture: Option<LinkCapture>,
 }
 
 impl Fabric {
     /// Writes what was recorded, if that was asked for.
-    fn finish_capture(&self) -> Result<(), DemoError> {
-        let Some((path, capture)) = &self.capture else {
+    fn finish_capture(self) -> Result<(), CaptureError> {
+        let Some(mut capture) = self.capture else {
             return Ok(());
         };
         let take = |subnet: &mut Subnet| iter::from_fn(|| subnet.record().poll()).collect();
         let carried: Vec<_> = self.subnet.with(time::Instant::ZERO, take);
-        let mut capture = capture.lock();
         capture.write(carried.into_iter());
-        capture.finish().map_err(DemoError::capture(path))
+        capture.finish()
     }
 
     /// Ports with a link, and how many of those are in service.

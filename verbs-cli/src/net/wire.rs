@@ -5,27 +5,25 @@ mod congestion;
 mod iwarp;
 mod nic;
 mod subnet;
+mod wrap;
 
 use std::io;
 use std::iter;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
 
 use hca_rdma::{Nic, OpenError};
 use hca_sim::link::fabric::AttachError;
 use hca_sim::link::host::HostError;
 use hca_sim::link::pcap::LinkType;
-use hca_sim::link::{
-    Captured, Faults, Faulty, Joined, LinkError, PacketLink, Remarks, host, loopback_addresses,
-};
-use hca_sim::{Builder, Hca, Udp};
+use hca_sim::link::{Joined, LinkError, PacketLink, host, loopback_addresses};
+use hca_sim::{Hca, Udp};
 use rustix::rand::{GetRandomFlags, getrandom};
 use verbs_core::filter::Trace;
 use verbs_core::sync::Arc;
 use verbs_core::{Device, Error, Gid, Psn};
 
 use crate::address::{Scheme, same_family};
-use crate::capture::{self, CaptureFile};
+use crate::capture::{CaptureError, CaptureFile};
 use crate::connections;
 use crate::logging;
 use crate::net::sends_from;
@@ -37,6 +35,7 @@ pub(crate) use self::congestion::Congestion;
 pub(crate) use self::iwarp::Iwarp;
 pub(crate) use self::nic::NicNetwork;
 pub(crate) use self::subnet::SubnetNode;
+use self::wrap::Wrapping;
 
 /// The only port of a software HCA.
 pub(crate) const PORT: u8 = 1;
@@ -87,29 +86,6 @@ struct Roce<'a> {
 impl<'a> Roce<'a> {
     fn new(args: &'a WireArgs) -> Self {
         Self { args }
-    }
-
-    /// Puts the faults around a link that were asked for, and sets how connections react to congestion. The faults are told
-    /// to a capture.
-    fn over(&self, link: impl PacketLink + 'static, remarks: Option<Remarks>) -> Builder {
-        let builder = match self.args.loss {
-            None => Hca::over(link),
-            Some(loss) => {
-                let faults = Faults {
-                    loss: loss.get(),
-                    ..Faults::NONE
-                };
-                let faulty = Faulty::new(link, self.args.seed).receiving(faults);
-                Hca::over(match remarks {
-                    Some(remarks) => faulty.telling(remarks),
-                    None => faulty,
-                })
-            }
-        };
-        match self.args.dcqcn {
-            Some(Congestion(dcqcn)) => builder.congestion(dcqcn),
-            None => builder,
-        }
     }
 }
 
@@ -165,14 +141,15 @@ impl Roce<'_> {
         link: impl PacketLink + 'static,
         addresses: &[IpAddr],
     ) -> Result<Wire, WireError> {
-        let (builder, capture) = match &self.args.pcap {
-            Some(path) => {
-                let (link, capture) = captured(link, ROCE, LinkType::RawIp, path)?;
-                let remarks = link.remarks();
-                (self.over(link, Some(remarks)), Some(capture))
-            }
-            None => (self.over(link, None), None),
+        let wrapping = Wrapping {
+            pcap: self.args.pcap.as_deref(),
+            loss: self.args.loss,
+            seed: self.args.seed,
         };
+        let (mut builder, capture) = wrapping.over(link, ROCE, LinkType::RawIp)?;
+        if let Some(Congestion(dcqcn)) = self.args.dcqcn {
+            builder = builder.congestion(dcqcn);
+        }
         let hca = builder.name(ROCE).build();
         let told = addresses.iter().map(ToString::to_string).collect();
         Ok(Wire {
@@ -186,25 +163,6 @@ impl Roce<'_> {
 
 /// The name of an HCA of RoCEv2.
 const ROCE: &str = "roce0";
-
-/// A capture, and where it is.
-type CaptureAt = (PathBuf, CaptureFile);
-
-/// Puts a capture around a link.
-fn captured<L: PacketLink>(
-    link: L,
-    name: &str,
-    link_type: LinkType,
-    path: &Path,
-) -> Result<(Captured<L, CaptureFile>, CaptureAt), WireError> {
-    match capture::around(link, name, link_type, path) {
-        Ok((link, file)) => Ok((link, (path.into(), file))),
-        Err(error) => Err(WireError::Capture {
-            path: path.into(),
-            error,
-        }),
-    }
-}
 
 /// Other programs can see what the HCA counts, as long as what is returned is kept, and its connections.
 fn show(hca: &Arc<Hca>, addresses: Vec<String>) -> Option<Arc<Published>> {
@@ -268,7 +226,7 @@ enum Opened {
 pub(crate) struct Wire {
     opened: Opened,
     addresses: Vec<IpAddr>,
-    capture: Option<CaptureAt>,
+    capture: Option<CaptureFile>,
     /// What `verbs stats` asks.
     #[expect(dead_code, reason = "it is there as long as it is kept")]
     published: Option<Arc<Published>>,
@@ -331,8 +289,8 @@ pub(crate) enum WireError {
     #[error(transparent)]
     Link(LinkError),
     /// The capture cannot be written.
-    #[error("cannot write the capture {}: {error}", path.display())]
-    Capture { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
 }
 
 impl Wire {
@@ -421,12 +379,10 @@ impl Wire {
     /// Ends the capture, if there is one: what was on the wire so far is in the file, or it is said why
     /// not.
     pub(crate) fn finish_capture(&self) -> Result<(), WireError> {
-        let Some((path, file)) = &self.capture else {
-            return Ok(());
-        };
-        let path = path.clone();
-        file.finish()
-            .map_err(|error| WireError::Capture { path, error })
+        match &self.capture {
+            Some(file) => Ok(file.finish()?),
+            None => Ok(()),
+        }
     }
 
     /// The addresses that peers can connect to: those of a NIC's link alone need the link's name.

@@ -183,7 +183,7 @@ impl<L: PacketLink> Faulty<L> {
     }
 
     /// Tells the capture of the link that this one is around what becomes of packets that come: it comments them with
-    /// "lost on purpose", for instance.
+    /// "lost on purpose", for instance. With `None`, as where there is no capture, nothing is told.
     ///
     /// ```
     /// use std::time::Duration;
@@ -201,8 +201,8 @@ impl<L: PacketLink> Faulty<L> {
     ///     .telling(remarks);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn telling(mut self, remarks: Remarks) -> Self {
-        self.remarks = Some(remarks);
+    pub fn telling(mut self, remarks: impl Into<Option<Remarks>>) -> Self {
+        self.remarks = remarks.into();
         self
     }
 

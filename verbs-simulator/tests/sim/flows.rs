@@ -12,8 +12,9 @@ fn run(run: FlowRun) -> FlowReport {
     report
 }
 
-/// Goal: the shortest time is that of a flow alone, to the nanosecond, whether it passes a spine or not and whatever its length.
-/// Method: two hosts of sixteen of which nobody else wants anything; lengths around those of packets.
+/// Goal: a flow that shares no link takes exactly the time that the report states for a flow alone. Method: one host of sixteen
+/// sends to another one, while the other hosts have not begun to send. The length is one byte, or about four packets, or many
+/// packets; some seeds choose two hosts of one leaf, and others a path through a spine.
 #[test]
 fn a_flow_alone_takes_what_it_has_to() {
     for bytes in [1, 4095, 4096, 4097, 1_000_000] {
@@ -72,7 +73,8 @@ fn bystanders_of_an_incast_gain_by_the_reaction() {
     }
 }
 
-/// Goal: a host that receives from all gets its link's rate of them together, whoever reacts.
+/// Goal: hosts that receive from all others at once use the links well. Method: each of sixteen hosts sends to every other. The
+/// run takes at least the time in which a link carries what one host receives, and less than three times that.
 #[test]
 fn all_to_all_uses_what_there_is() {
     let report = run(FlowRun {

@@ -397,10 +397,7 @@ impl Place {
             ..Faults::NONE
         };
         let faulty = Faulty::new(link, self.seed).receiving(faults);
-        Hca::over(match remarks {
-            Some(remarks) => faulty.telling(remarks),
-            None => faulty,
-        })
+        Hca::over(faulty.telling(remarks))
     }
 }
 

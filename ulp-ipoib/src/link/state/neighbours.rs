@@ -115,7 +115,8 @@ impl State {
         }
     }
 
-    /// Perhaps nobody is at that queue pair any longer. Neighbours there are looked for at once, by a request to all.
+    /// The queue pair may no longer exist. Doubts the neighbours whose address names it: they are asked for at once, by a
+    /// request to all neighbours.
     pub(in crate::link) fn doubt_at(&mut self, qpn: Qpn, gid: Gid) {
         for neighbour in self.neighbours.values_mut() {
             if neighbour.at.is_some_and(|at| is_at(at, qpn, gid)) {

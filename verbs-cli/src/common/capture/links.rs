@@ -8,7 +8,7 @@ use std::time::Duration;
 use hca_sim::link::fabric::{Carried, NodeId, PortRef, Topology};
 use hca_sim::link::pcap::{Interface, LinkType, Note, PcapNgWriter};
 
-use super::{CaptureFile, since_epoch};
+use super::{CaptureError, CaptureFile, since_epoch};
 
 /// A capture in progress. Each packet is in it once for each link that it passes, as it leaves the port whose name its
 /// interface has.
@@ -25,12 +25,13 @@ pub(crate) struct LinkCapture {
 
 impl LinkCapture {
     /// Creates the file for a subnet of that topology, whose time begins now.
-    pub(crate) fn create(path: &Path, topology: &Topology) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path, topology: &Topology) -> Result<Self, CaptureError> {
         let file = CaptureFile::create(path)?;
+        let pcap = PcapNgWriter::new(file.clone()).map_err(CaptureError::at(path))?;
         let names = topology.nodes().iter().map(|node| node.name.clone());
         let names = (0..).map(NodeId).zip(names);
         Ok(Self {
-            pcap: Some(PcapNgWriter::new(file.clone())?),
+            pcap: Some(pcap),
             file,
             names: names.collect(),
             interfaces: BTreeMap::new(),
@@ -71,7 +72,7 @@ impl LinkCapture {
     }
 
     /// Flushes it, and tells why it ended early, if it did: the file keeps its first error.
-    pub(crate) fn finish(&self) -> io::Result<()> {
+    pub(crate) fn finish(&self) -> Result<(), CaptureError> {
         self.file.finish()
     }
 }

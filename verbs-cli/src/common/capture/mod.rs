@@ -5,7 +5,7 @@ mod links;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hca_sim::clock::Clock;
@@ -24,6 +24,7 @@ pub(crate) struct CaptureFile(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
+    path: PathBuf,
     out: BufWriter<File>,
     /// Why it ended early.
     failed: Option<io::Error>,
@@ -32,23 +33,45 @@ struct State {
 impl CaptureFile {
     /// Creates the file, and a thread that flushes it as long as it is open. Only this user can read a file that is new: packets
     /// have the data of transfers in them.
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path) -> Result<Self, CaptureError> {
+        let out = private(path).map_err(CaptureError::at(path))?;
         let state = Arc::new(Mutex::new(State {
-            out: BufWriter::new(private(path)?),
+            path: path.into(),
+            out: BufWriter::new(out),
             failed: None,
         }));
         let weak = Arc::downgrade(&state);
         let builder = thread::Builder::new().name("capture".into());
-        builder.spawn(move || flush_while_open(&weak))?;
+        let spawned = builder.spawn(move || flush_while_open(&weak));
+        spawned.map_err(CaptureError::at(path))?;
         Ok(Self(state))
     }
 
     /// Flushes it, and tells why it ended early, if it did.
-    pub(crate) fn finish(&self) -> io::Result<()> {
+    pub(crate) fn finish(&self) -> Result<(), CaptureError> {
         let mut state = self.0.lock();
-        match state.failed.take() {
+        let flushed = match state.failed.take() {
             Some(error) => Err(error),
             None => state.out.flush(),
+        };
+        flushed.map_err(CaptureError::at(&state.path))
+    }
+}
+
+/// A capture cannot be written. One sentence without its full stop.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the capture {}: {error}", path.display())]
+pub(crate) struct CaptureError {
+    path: PathBuf,
+    error: io::Error,
+}
+
+impl CaptureError {
+    /// The error of the capture at that path.
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self {
+            path: path.into(),
+            error,
         }
     }
 }
@@ -59,9 +82,10 @@ pub(crate) fn around<L: PacketLink>(
     name: &str,
     link_type: LinkType,
     path: &Path,
-) -> io::Result<(Captured<L, CaptureFile>, CaptureFile)> {
+) -> Result<(Captured<L, CaptureFile>, CaptureFile), CaptureError> {
     let file = CaptureFile::create(path)?;
-    let pcap = PcapNgWriter::with_interface(file.clone(), name, link_type)?;
+    let pcap = PcapNgWriter::with_interface(file.clone(), name, link_type);
+    let pcap = pcap.map_err(CaptureError::at(path))?;
     let link = Captured::new(link, pcap, Clock::wall(), since_epoch());
     Ok((link, file))
 }
@@ -153,7 +177,12 @@ mod tests {
         let mut file = CaptureFile::create(Path::new("/dev/full")).expect("opened");
         let written = file.write_all(&vec![0; 1 << 20]);
         assert!(written.is_err());
-        let error = file.finish().expect_err("it was full");
-        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        let refused = file.finish().expect_err("it was full");
+        assert_eq!(refused.error.kind(), io::ErrorKind::StorageFull);
+        let text = refused.to_string();
+        assert!(
+            text.starts_with("cannot write the capture /dev/full: "),
+            "{text}"
+        );
     }
 }

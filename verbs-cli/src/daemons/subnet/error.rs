@@ -7,6 +7,7 @@ use hca_sim::link::fabric::TopologyError;
 use hca_sim::link::fabric::message::{MessageError, Refusal};
 use hca_sim::link::fabric::place::PlaceError;
 
+use crate::capture::CaptureError;
 use crate::exit;
 
 /// What went wrong.
@@ -46,8 +47,8 @@ pub(crate) enum SubnetError {
     Message(MessageError),
     #[error("the subnet gives another answer than was asked for")]
     NoAnswer,
-    #[error("cannot write the capture {}: {error}", path.display())]
-    Capture { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
     #[error("cannot write the result to stdout: {0}")]
     Output(io::Error),
 }
@@ -66,7 +67,7 @@ impl SubnetError {
             Self::Read { .. }
             | Self::Listen { .. }
             | Self::Files { .. }
-            | Self::Capture { .. }
+            | Self::Capture(_)
             | Self::Wait(_)
             | Self::Hosted(_)
             | Self::Place(_)

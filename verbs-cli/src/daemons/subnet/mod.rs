@@ -63,7 +63,9 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
     };
     // From here on INT and TERM are heard, so that no file is left behind.
     let stop = Stop::begin().map_err(SubnetError::Signals)?;
-    let capture = capture(args, &topology)?;
+    let pcap = args.pcap.as_deref();
+    let capture = pcap.map(|path| LinkCapture::create(path, &topology));
+    let capture = capture.transpose()?;
     let host = Host::with_limits(topology, SubnetConfig::default(), limits);
     let place = Place::take(&path)?;
     let mut server = Server::new(host, place, &path, room, stop)?;
@@ -81,9 +83,7 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
     let signal = server.run()?;
     let captured = server.finish_capture();
     drop(server);
-    if let (Err(error), Some(path)) = (captured, args.pcap.clone()) {
-        return Err(SubnetError::Capture { path, error });
-    }
+    captured?;
     signal.obey()
 }
 
@@ -93,17 +93,6 @@ fn seat(topology: &Topology) -> Result<(PortRef, String), SubnetError> {
     let mut adapters = nodes.filter(|(_, node)| !node.is_switch());
     let (node, spec) = adapters.next().ok_or(SubnetError::NoAdapter)?;
     Ok((PortRef { node, port: 1 }, spec.name.clone()))
-}
-
-/// The capture that was asked for.
-fn capture(args: &SubnetArgs, topology: &Topology) -> Result<Option<LinkCapture>, SubnetError> {
-    let Some(path) = args.pcap.clone() else {
-        return Ok(None);
-    };
-    match LinkCapture::create(&path, topology) {
-        Ok(capture) => Ok(Some(capture)),
-        Err(error) => Err(SubnetError::Capture { path, error }),
-    }
 }
 
 fn topology(args: &SubnetArgs) -> Result<Topology, SubnetError> {

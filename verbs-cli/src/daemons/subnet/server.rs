@@ -19,7 +19,7 @@ use verbs_core::time;
 use verbs_sm::Config;
 
 use super::super::door::Door;
-use crate::capture::LinkCapture;
+use crate::capture::{CaptureError, LinkCapture};
 use crate::ending::Signal;
 use crate::subnet::builtin::BuiltIn;
 use crate::subnet::client::{Client, Kind, MESSAGE_BYTES, TURN_BYTES, WAITING_BYTES_MAX};
@@ -112,7 +112,7 @@ impl Server {
     }
 
     /// Flushes the capture, if there is one, and tells why it ended early, if it did.
-    pub(crate) fn finish_capture(&mut self) -> io::Result<()> {
+    pub(crate) fn finish_capture(&mut self) -> Result<(), CaptureError> {
         self.write_capture();
         match &self.capture {
             Some(capture) => capture.finish(),

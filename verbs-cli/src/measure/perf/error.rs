@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use verbs_core::{Error, Gid, Mtu, PostError, WcError};
 
 use crate::exit;
 use crate::net::NetError;
+use crate::svg::SvgError;
 use crate::wire::WireError;
 
 /// Why a measurement failed. Each is one sentence without its full stop.
@@ -26,8 +26,8 @@ pub(crate) enum PerfError {
     #[error("cannot write the result to stdout: {0}")]
     Stdout(io::Error),
     /// The picture cannot be written.
-    #[error("cannot write {}: {why}", path.display())]
-    Plot { path: PathBuf, why: String },
+    #[error("cannot write {0}")]
+    Plot(SvgError),
     /// The option is another test's.
     #[error("{option} is for {is_for}")]
     Option {
@@ -84,7 +84,7 @@ impl PerfError {
             | Self::Wire(_)
             | Self::System { .. }
             | Self::Stdout(_)
-            | Self::Plot { .. } => exit::FILES,
+            | Self::Plot(_) => exit::FILES,
             Self::Option { .. }
             | Self::GidIndex { .. }
             | Self::Mtu { .. }

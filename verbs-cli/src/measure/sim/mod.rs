@@ -15,6 +15,7 @@ use verbs_simulator::{Coverage, Mode, Options, Report, run, run_with, shrink};
 
 use crate::ending::{Ending, Signal};
 use crate::report::{self, Steps};
+use crate::svg::SvgError;
 pub(crate) use args::{ABOUT, EXAMPLES, SimArgs};
 use shown::{Failed, One, Several};
 
@@ -44,13 +45,8 @@ pub(crate) enum SimError {
         error: io::Error,
     },
     /// The picture could not be made.
-    #[error("cannot draw {}: {why}", path.display())]
-    Plot {
-        /// Where to.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
+    #[error("cannot draw {0}")]
+    Plot(SvgError),
     /// The result could not be written.
     #[error("cannot write the result to stdout: {0}")]
     Stdout(io::Error),
@@ -74,7 +70,7 @@ impl SimError {
         match self {
             Self::Broken { .. } | Self::Verb(_) => crate::exit::BROKEN,
             Self::Misfit(_) => crate::exit::USAGE,
-            Self::Trace { .. } | Self::Plot { .. } | Self::Stdout(_) => crate::exit::FILES,
+            Self::Trace { .. } | Self::Plot(_) | Self::Stdout(_) => crate::exit::FILES,
         }
     }
 }

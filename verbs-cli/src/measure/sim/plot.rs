@@ -8,6 +8,7 @@ use plotters::prelude::*;
 use verbs_simulator::{Bottleneck, Sample};
 
 use super::SimError;
+use crate::svg::{self, Area};
 
 /// Pixels.
 const SIZE: (u32, u32) = (900, 680);
@@ -27,23 +28,13 @@ pub(super) fn observed(bottleneck: Bottleneck) -> Bottleneck {
 
 /// Draws the course of a run as an SVG picture.
 pub(super) fn draw(path: &Path, run: &Bottleneck, course: &[Sample]) -> Result<(), SimError> {
-    let mut svg = String::new();
-    drawn(&mut svg, run, course).map_err(|error| SimError::Plot {
-        path: path.into(),
-        why: error.to_string(),
-    })?;
-    std::fs::write(path, svg).map_err(|error| SimError::Plot {
-        path: path.into(),
-        why: error.to_string(),
-    })
+    svg::write(path, SIZE, |area| panels(area, run, course)).map_err(SimError::Plot)
 }
 
 /// Points of a line.
 type Points = Vec<(f64, f64)>;
 
-fn drawn(svg: &mut String, run: &Bottleneck, course: &[Sample]) -> Result<(), Box<dyn Error>> {
-    let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
-    area.fill(&WHITE)?;
+fn panels(area: &Area<'_>, run: &Bottleneck, course: &[Sample]) -> Result<(), Box<dyn Error>> {
     let (upper, lower) = area.split_vertically(QUEUE_HEIGHT);
     let whole = millis(run.before + run.time);
     let line = |of: &dyn Fn(&Sample) -> f64| -> Points {
@@ -74,14 +65,12 @@ fn drawn(svg: &mut String, run: &Bottleneck, course: &[Sample]) -> Result<(), Bo
         "Gbit/s",
         (whole, gigabits(line_rate)),
         &rates,
-    )?;
-    area.present()?;
-    Ok(())
+    )
 }
 
 /// A chart over time, with a line for each of `lines`.
 fn panel(
-    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    area: &Area<'_>,
     caption: &str,
     unit: &str,
     (whole, most): (f64, f64),
@@ -143,6 +132,6 @@ mod tests {
             }
         }
         let nowhere = draw(Path::new("/nowhere/run.svg"), &run, &[]);
-        assert!(matches!(nowhere, Err(SimError::Plot { .. })));
+        assert!(matches!(nowhere, Err(SimError::Plot(_))));
     }
 }

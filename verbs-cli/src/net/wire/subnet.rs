@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use hca_sim::Hca;
 use hca_sim::link::fabric::RemotePort;
 use hca_sim::link::pcap::LinkType;
 
-use super::{Network, Opened, Wire, WireError, captured, show};
+use super::wrap::Wrapping;
+use super::{Network, Opened, Wire, WireError, show};
 
 /// A port of a node. Its addresses are what the program says; an interface of IP over InfiniBand makes them known.
 #[derive(Debug)]
@@ -23,14 +23,12 @@ impl Network for SubnetNode<'_> {
     fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
         let link = RemotePort::attach(&self.path, self.node, self.port);
         let link = link.map_err(WireError::Subnet)?;
-        let (builder, capture) = match self.pcap {
-            Some(path) => {
-                let name = format!("{}:{}", self.node, self.port);
-                let (link, capture) = captured(link, &name, LinkType::InfiniBand, path)?;
-                (Hca::over(link), Some(capture))
-            }
-            None => (Hca::over(link), None),
+        let wrapping = Wrapping {
+            pcap: self.pcap,
+            ..Wrapping::default()
         };
+        let name = format!("{}:{}", self.node, self.port);
+        let (builder, capture) = wrapping.over(link, &name, LinkType::InfiniBand)?;
         let hca = builder.build();
         let told = addresses.iter().map(ToString::to_string).collect();
         Ok(Wire {

@@ -33,7 +33,7 @@ impl IpoibError {
     /// As `--help` lists them.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Output(_) | Self::Wire(WireError::Capture { .. }) => exit::FILES,
+            Self::Output(_) | Self::Wire(WireError::Capture(_)) => exit::FILES,
             Self::Attach { .. }
             | Self::Wire(_)
             | Self::Verb(_)

@@ -40,7 +40,7 @@ const HOSTS_MAX: usize = 1024;
 pub struct FlowRun {
     /// Draws who sends to whom, paths and marks.
     pub seed: u64,
-    /// A square: 64, 256 or 1,024, for instance; no more than that.
+    /// How many hosts there are: a square number from 4 to 1,024, such as 64 or 256.
     pub hosts: usize,
     /// Who sends to whom.
     pub pattern: Pattern,

@@ -44,7 +44,7 @@ impl Pattern {
                 flows
             }
             Self::Permutation => ring(&all).collect(),
-            // Nobody is everybody's first.
+            // The first flow of each host goes to the next host, so that they do not all send to the same one first.
             Self::AllToAll => (0..hosts)
                 .flat_map(|from| (1..hosts).map(move |step| ends(from, (from + step) % hosts)))
                 .collect(),

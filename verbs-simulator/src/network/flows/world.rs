@@ -15,8 +15,9 @@ use crate::Draw;
 
 /// Bytes of a packet on a link at most.
 const MTU: u64 = 1024;
-/// A link whose end holds more than so many bytes is told to pause, and to go on when it holds no more than so many.
+/// A switch that holds more bytes than this from one link tells the sender of the link to pause.
 const PAUSE_AT: usize = 256 << 10;
+/// After a pause, a switch that holds no more bytes than this from the link tells the sender to resume.
 const RESUME_AT: usize = 224 << 10;
 /// The least time between two notifications to a sender.
 const NOTIFY_EVERY: Duration = Duration::from_micros(50);

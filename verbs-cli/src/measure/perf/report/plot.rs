@@ -1,11 +1,16 @@
 //! A picture of rates or latencies by size.
 
+use std::error::Error;
 use std::path::Path;
 
 use plotters::prelude::*;
 
 use super::numbers::{Bandwidth, Latency};
 use crate::perf::error::PerfError;
+use crate::svg::{self, Area};
+
+/// Pixels.
+const SIZE: (u32, u32) = (900, 560);
 
 /// A line of a picture: what it is, and its points.
 struct Curve {
@@ -43,25 +48,12 @@ pub(crate) fn latencies(path: &Path, title: &str, all: &[Latency]) -> Result<(),
     draw(path, title, "us", &curves)
 }
 
-/// Both axes are logarithmic. Values of 0, which were not measured, are left out.
 fn draw(path: &Path, title: &str, unit: &str, curves: &[Curve]) -> Result<(), PerfError> {
-    let mut svg = String::new();
-    drawn(&mut svg, title, unit, curves).map_err(|error| PerfError::Plot {
-        path: path.into(),
-        why: error.to_string(),
-    })?;
-    std::fs::write(path, svg).map_err(|error| PerfError::Plot {
-        path: path.into(),
-        why: error.to_string(),
-    })
+    svg::write(path, SIZE, |area| chart(area, title, unit, curves)).map_err(PerfError::Plot)
 }
 
-fn drawn(
-    svg: &mut String,
-    title: &str,
-    unit: &str,
-    curves: &[Curve],
-) -> Result<(), Box<dyn std::error::Error>> {
+/// Both axes are logarithmic. Values of 0, which were not measured, are left out.
+fn chart(area: &Area<'_>, title: &str, unit: &str, curves: &[Curve]) -> Result<(), Box<dyn Error>> {
     let points = || {
         curves
             .iter()
@@ -79,9 +71,7 @@ fn drawn(
         }
     };
     let (sizes, values) = (range(|point| point.0), range(|point| point.1));
-    let area = SVGBackend::with_string(svg, (900, 560)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
+    let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 22))
         .margin(16)
         .x_label_area_size(44)
@@ -118,7 +108,6 @@ fn drawn(
         .border_style(BLACK)
         .background_style(WHITE)
         .draw()?;
-    area.present()?;
     Ok(())
 }
 
@@ -162,6 +151,6 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), rates.len());
         latencies(&path, "nothing", &[Latency::default()]).expect("drawn");
         let nowhere = latencies(&folder.path().join("no/folder"), "nowhere", &[]);
-        assert!(matches!(nowhere, Err(PerfError::Plot { .. })));
+        assert!(matches!(nowhere, Err(PerfError::Plot(_))));
     }
 }
