@@ -53,7 +53,8 @@ pub use packet::counters::{GsoOff, LinkCounters};
 pub use packet::managed::{Managed, PortTables};
 pub use packet::verifier::{IcrcCounters, Verdict, Verifier};
 pub use packet::{
-    Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Refusal, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, FillWindow, Ident, Local, LongPacket, PacketLink, Refusal,
+    Route, Sent, Waiter,
 };
 pub use udp::steering::{PROGRAMS_MAX, SHARED_MAX, Seat, SteeredSocket, Steering};
 pub use udp::{ADDRESSES_MAX, GROUPS_MAX, LinkError, Udp, loopback_addresses};

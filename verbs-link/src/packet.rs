@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use verbs_core::host::HostPorts;
+use verbs_core::mem::{Unmapped, Window};
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Gid, Lid, Mtu, PortState, Qpn, Seed};
 use verbs_wire::{Bth, BthView, Frame, Grh, Icrc};
@@ -144,9 +145,29 @@ pub struct Arrival<'a> {
     pub ident: Ident,
     /// On links with LIDs, whose packets have the ICRC of InfiniBand.
     pub local: Option<Local>,
-    /// From its BTH to its ICRC, as received.
+    /// From its BTH to its ICRC, as received; of a long packet the headers, and nothing else.
     pub bytes: &'a [u8],
+    /// The payload of a long packet, in memory that its sender can still change: it is copied once, and nothing is decided
+    /// by it.
+    pub long: Option<Window<'a>>,
 }
+
+/// A packet whose payload may be longer than any MTU, because it does not leave this host's memory. It stands for the
+/// packets of a message that its payload would fill, and takes their numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct LongPacket<'a> {
+    /// The destination.
+    pub route: Route,
+    /// The queue pair that it is for.
+    pub dest: Qpn,
+    /// Its headers, from the BTH on.
+    pub head: &'a [u8],
+    /// Bytes of its payload: at least one, and as many as [`PacketLink::longest`] at most.
+    pub len: usize,
+}
+
+/// Writes the payload of a long packet, all of the window.
+pub type FillWindow<'f> = &'f mut dyn FnMut(Window<'_>) -> Result<(), Unmapped>;
 
 /// What acknowledgements reveal about the delivery of bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,6 +239,27 @@ pub trait PacketLink: Send + fmt::Debug {
 
     /// Sends packets.
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent;
+
+    /// The port takes long packets. A link that wraps another one, and may look at packets or damage them, says nothing, so
+    /// that none arrive.
+    fn take_long(&mut self) {}
+
+    /// How many bytes of payload a long packet for that queue pair may have on that route now; `None`: none is sent.
+    fn longest(&mut self, _route: &Route, _dest: Qpn) -> Option<usize> {
+        None
+    }
+
+    /// Sends a long packet behind those that were sent before. Only if [`longest`](Self::longest) permits it.
+    ///
+    /// # Errors
+    /// What `fill` fails with; nothing was sent then.
+    fn transmit_long(
+        &mut self,
+        _packet: &LongPacket<'_>,
+        _fill: FillWindow<'_>,
+    ) -> Result<Sent, Unmapped> {
+        Ok(Sent::Gone)
+    }
 
     /// Hands up packets that have arrived, a bounded number, in order. Returns how many.
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize;

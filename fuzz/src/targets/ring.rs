@@ -6,29 +6,31 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::rc::Rc;
 
-use hca_sim::link::fabric::ring::{Reader, Shared, Word, Writer};
+use hca_sim::link::fabric::ring::{Bell, Broken, HEAD_MAX, Next, Reader, Shared, Word, Writer};
 use verbs_core::host::channel::Head;
 use verbs_core::host::message::Packets;
+use verbs_core::mem::Window;
 use verbs_link::{Bounds, Inbound, Taken};
 
 use crate::Script;
 
 /// Memory that two processes share, as one of them sees it while the other writes anything.
 #[derive(Clone, Default)]
-struct Memory(Rc<RefCell<Inner>>);
+struct Memory(Rc<Inner>);
 
 struct Inner {
-    words: [u64; 5],
-    bytes: [u8; CAPACITY],
+    words: RefCell<[u64; Word::COUNT]>,
+    bytes: verbs_core::Memory,
 }
 
-const CAPACITY: usize = 256;
+/// Room for long messages with payloads of half a KiB.
+const CAPACITY: usize = 4096;
 
 impl Default for Inner {
     fn default() -> Self {
         Self {
-            words: [0; 5],
-            bytes: [0; CAPACITY],
+            words: RefCell::default(),
+            bytes: verbs_core::Memory::alloc(CAPACITY).expect("there is memory"),
         }
     }
 }
@@ -40,6 +42,7 @@ fn index(word: Word) -> usize {
         Word::Sleeps => 2,
         Word::Waits => 3,
         Word::Told => 4,
+        Word::Long => 5,
     }
 }
 
@@ -49,40 +52,64 @@ impl Shared for Memory {
     }
 
     fn load(&self, word: Word) -> u64 {
-        self.0.borrow().words[index(word)]
+        self.0.words.borrow()[index(word)]
     }
 
     fn store(&self, word: Word, value: u64) {
-        self.0.borrow_mut().words[index(word)] = value;
+        self.0.words.borrow_mut()[index(word)] = value;
     }
 
     fn read(&self, at: u64, into: &mut [u8]) {
-        let at = at as usize;
-        into.copy_from_slice(&self.0.borrow().bytes[at..at + into.len()]);
+        self.0.bytes.read(at as usize, into).expect("in the ring");
     }
 
     fn write(&self, at: u64, from: &[u8]) {
-        let at = at as usize;
-        self.0.borrow_mut().bytes[at..at + from.len()].copy_from_slice(from);
+        self.0.bytes.write(at as usize, from).expect("in the ring");
+    }
+
+    fn window(&self, at: u64, len: usize) -> Window<'_> {
+        self.0.bytes.window(at as usize, len).expect("in the ring")
     }
 }
 
 impl Memory {
     fn harm_word(&self, script: &mut Script<'_>) {
-        let word = script.below(5);
-        let old = self.0.borrow().words[word];
+        let word = script.below(Word::COUNT);
+        let old = self.0.words.borrow()[word];
         let new = match script.below(4) {
             0 => script.u64(),
             1 => old.wrapping_sub(8 * script.below(64) as u64),
             _ => old.wrapping_add(8 * script.below(64) as u64),
         };
-        self.0.borrow_mut().words[word] = new;
+        self.0.words.borrow_mut()[word] = new;
     }
 
     fn harm_byte(&self, script: &mut Script<'_>) {
         let at = script.below(CAPACITY);
-        self.0.borrow_mut().bytes[at] = script.byte();
+        let byte = [script.byte()];
+        self.0.bytes.write(at, &byte).expect("in the ring");
     }
+}
+
+/// Writes a message: a head, and unless `len` is 0, a payload of so many bytes.
+fn write(writer: &mut Writer<Memory>, head: &[u8], len: usize) -> Result<Option<Bell>, Broken> {
+    if len == 0 {
+        return writer.write(head.len(), std::iter::once(head));
+    }
+    let payload = vec![len as u8; len];
+    let pieces = (head.len(), std::iter::once(head));
+    let written = writer.write_long(pieces, len, |memory, at| {
+        memory.window(at, len).write_from(&payload).map(drop)
+    });
+    Ok(written?.expect("the memory is there"))
+}
+
+/// Whether a payload is what [`write`] writes.
+fn is_payload(window: Window<'_>) -> bool {
+    let mut bytes = vec![0; window.len() as usize];
+    window.read_into(&mut bytes).expect("the memory is there");
+    let byte = bytes.len() as u8;
+    bytes.iter().all(|&one| one == byte)
 }
 
 /// A ring whose other end writes anything into the shared memory: an end reads and writes within the ring, or is
@@ -91,27 +118,48 @@ pub(crate) fn ring(bytes: &[u8]) -> u32 {
     let mut script = Script::new(bytes);
     let memory = Memory::default();
     let (mut writer, mut reader) = (Writer::new(memory.clone()), Reader::new(memory.clone()));
+    reader.take_long();
     let (mut is_honest, mut expected) = (true, VecDeque::new());
     let mut room = [0; CAPACITY];
     while let Some(what) = script.step(256) {
         let failed = match what % 8 {
             0..=2 => {
-                let len = script.below(writer.longest() + 1);
-                let message = vec![what; len];
-                let written = writer.write(len, std::iter::once(&message[..]));
+                let longest = writer.longest_payload().unwrap_or(0);
+                let (message, payload) = match script.below(2) {
+                    0 => (vec![what; script.below(writer.longest() + 1)], 0),
+                    _ => (
+                        vec![what; script.below(HEAD_MAX + 1)],
+                        script.below(longest + 1),
+                    ),
+                };
+                let written = write(&mut writer, &message, payload);
                 if matches!(written, Ok(Some(_))) {
-                    expected.push_back(message);
+                    expected.push_back((message, payload));
                 }
                 written.is_err()
             }
-            3..=5 => {
-                let read = reader.read(&mut room);
-                if is_honest && let Ok(len) = read {
-                    let got = len.map(|len| room[..len].to_vec());
-                    assert_eq!(got, expected.pop_front(), "another message");
+            3..=5 => match reader.next(&mut room) {
+                Ok(None) => {
+                    assert!(!is_honest || expected.is_empty(), "a message is missing");
+                    false
                 }
-                read.is_err()
-            }
+                Ok(Some(Next::Whole(len))) => {
+                    let expected = expected.pop_front();
+                    let got = (room[..len].to_vec(), 0);
+                    assert!(!is_honest || expected == Some(got), "another message");
+                    false
+                }
+                Ok(Some(Next::Long(long))) => {
+                    let is_right = is_payload(reader.shared().window(long.at, long.len));
+                    let is_expected = expected.pop_front().is_some_and(|(head, len)| {
+                        len == long.len && room[..long.head].starts_with(&head)
+                    });
+                    assert!(!is_honest || is_right && is_expected, "another message");
+                    reader.finish(long);
+                    false
+                }
+                Err(_) => true,
+            },
             6 => {
                 is_honest = false;
                 memory.harm_word(&mut script);
@@ -146,10 +194,7 @@ pub(crate) fn channel(bytes: &[u8]) -> u32 {
     let memory = Memory::default();
     let mut writer = Writer::new(memory.clone());
     let mut inbound = Inbound::new(Reader::new(memory.clone()));
-    let bounds = Bounds {
-        addresses: &[HERE],
-        numbers: &[NUMBERS],
-    };
+    inbound.take_long();
     let (mut is_honest, mut expected) = (true, VecDeque::new());
     let mut room = [0; CAPACITY];
     let mut last = None;
@@ -157,41 +202,28 @@ pub(crate) fn channel(bytes: &[u8]) -> u32 {
         match what % 8 {
             0..=3 => {
                 let (message, src, may) = neighbours_packets(&mut script, last);
-                let written = writer.write(message.len(), std::iter::once(&message[..]));
-                match written {
+                let longest = writer.longest_payload().unwrap_or(0);
+                let payload = match message.len() <= HEAD_MAX && may {
+                    true => script.below(2) * script.below(longest + 1),
+                    false => 0,
+                };
+                match write(&mut writer, &message, payload) {
                     Ok(Some(_)) => {
                         last = Some(src);
-                        expected.push_back((message, may));
+                        expected.push_back((may.then(|| said(&message, payload)), may));
                     }
                     Ok(None) => {}
                     Err(_) => assert!(!is_honest, "the reader breaks no rule"),
                 }
             }
             4 | 5 => {
-                let mut got = Vec::new();
-                let mut take = |packets: &Packets<'_>| {
-                    assert_eq!((packets.src, packets.dst), (HERE, HERE));
-                    for packet in packets.packets() {
-                        let qpn = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
-                        assert!(NUMBERS.contains(&qpn), "a foreign number {qpn:x}");
-                    }
-                    got = plain(head_of(packets), packets.bytes);
+                let taken = take(&mut inbound, &mut room, is_honest);
+                let Ok(taken) = taken else {
+                    assert!(!is_honest, "an honest neighbour is broken off");
+                    break;
                 };
-                match inbound.take(&mut room, &bounds, &mut take) {
-                    Ok(taken) if is_honest => {
-                        let expected = expected.pop_front();
-                        let may = expected.as_ref().map(|(_, may)| *may);
-                        assert_eq!(taken.map(|taken| matches!(taken, Taken::Packets(_))), may);
-                        if let Some((message, true)) = expected {
-                            let (head, bytes) = Head::take(&message).expect("a message");
-                            assert_eq!(got, plain(head, bytes), "other packets");
-                        }
-                    }
-                    Ok(_) => {}
-                    Err(_) => {
-                        assert!(!is_honest, "an honest neighbour is broken off");
-                        break;
-                    }
+                if is_honest {
+                    assert_eq!(taken, expected.pop_front(), "another message");
                 }
             }
             6 => {
@@ -209,6 +241,48 @@ pub(crate) fn channel(bytes: &[u8]) -> u32 {
         }
     }
     script.steps().max(1)
+}
+
+/// What a message says, and whether a neighbour may send it: otherwise only that it may not.
+type Said = (Option<(Vec<u8>, usize)>, bool);
+
+/// Takes a message, if there is one.
+fn take(
+    inbound: &mut Inbound<Memory>,
+    room: &mut [u8],
+    is_honest: bool,
+) -> Result<Option<Said>, Broken> {
+    let bounds = Bounds {
+        addresses: &[HERE],
+        numbers: &[NUMBERS],
+    };
+    let mut said = None;
+    let mut sink = |packets: &Packets<'_>, payload: Option<Window<'_>>| {
+        assert_eq!((packets.src, packets.dst), (HERE, HERE));
+        for packet in packets.packets() {
+            let qpn = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
+            assert!(NUMBERS.contains(&qpn), "a foreign number {qpn:x}");
+        }
+        assert!(
+            !is_honest || payload.is_none_or(is_payload),
+            "another payload"
+        );
+        let len = payload.map_or(0, |payload| payload.len() as usize);
+        said = Some((plain(head_of(packets), packets.bytes), len));
+    };
+    let taken = inbound.take(room, &bounds, &mut sink)?;
+    Ok(taken.map(|taken| (said, matches!(taken, Taken::Packets(_)))))
+}
+
+/// What a message says that is written with a payload of so many bytes.
+fn said(message: &[u8], len: usize) -> (Vec<u8>, usize) {
+    let (head, bytes) = Head::take(message).expect("a message");
+    let bytes = match len {
+        0 => bytes,
+        // Of a long message, only the first packet counts.
+        _ => &bytes[..usize::from(head.segment)],
+    };
+    (plain(head, bytes), len)
 }
 
 /// A message that leaves out its addresses.

@@ -171,6 +171,7 @@ impl<Q: Send + Sync> PacketLink for HubPort<Q> {
                     IpAddr::V4(_) => Ident::Known(packet.ident),
                 },
                 bytes: &packet.bytes,
+                long: None,
                 local,
             });
             if let Some(inbox) = self.directory.hub.0.lock().get_mut(&self.lid) {

@@ -14,10 +14,11 @@ pub use loopback::Loopback;
 #[doc(no_inline)]
 pub use verbs_link::{
     ADDRESSES_MAX, Answer, Arrival, Burst, Cable, CableEnd, Captured, Change, FaultCounters,
-    Faults, Faulty, Feedback, GROUPS_MAX, GsoOff, IcrcCounters, Ident, JoinError, Joined, Joining,
-    LinkCounters, LinkError, Local, Managed, NotPerMille, PROGRAMS_MAX, PacketLink, PerMille,
-    PortTables, Refusal, Remarks, Route, SHARED_MAX, Seat, Sent, SteeredSocket, Steering, Udp,
-    Verdict, Verifier, Waiter, Wrap, channel_files, clients_of, loopback_addresses,
+    Faults, Faulty, Feedback, FillWindow, GROUPS_MAX, GsoOff, IcrcCounters, Ident, JoinError,
+    Joined, Joining, LinkCounters, LinkError, Local, LongPacket, Managed, NotPerMille,
+    PROGRAMS_MAX, PacketLink, PerMille, PortTables, Refusal, Remarks, Route, SHARED_MAX, Seat,
+    Sent, SteeredSocket, Steering, Udp, Verdict, Verifier, Waiter, Wrap, channel_files, clients_of,
+    loopback_addresses,
 };
 #[doc(no_inline)]
 pub use verbs_subnet::ipc::published;

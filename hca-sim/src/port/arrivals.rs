@@ -8,10 +8,11 @@ use verbs_core::{Gid, Psn, Qpn};
 
 use crate::clock::Instant;
 use crate::effects::{Effect, Effects};
-use crate::link::{Arrival, Verdict};
+use crate::link::{Arrival, Verdict, Verifier};
 use crate::port::Port;
 use crate::port::driver::{Driver, Reception, TurnTime, Work};
 use crate::qp::QueuePair;
+use crate::queue::base::counters::Counters;
 use crate::transport::Incoming;
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
@@ -106,28 +107,13 @@ impl Driver {
         let last = &mut reception.last;
         let counters = &port.counters;
         counters.packets_received.up();
-        let Ok(view) = PacketView::new(arrival.bytes) else {
-            counters.malformed.up();
-            return None;
-        };
-        match verifier.check(arrival, now) {
-            Verdict::Bad => {
-                counters.bad_icrcs.up();
+        let payload = match arrival.long {
+            None => read(verifier, head, arrival, now, counters)?,
+            Some(_) if head.read(arrival.bytes).is_ok_and(<[u8]>::is_empty) => &[],
+            Some(_) => {
+                counters.malformed.up();
                 return None;
             }
-            Verdict::Solved {
-                plausible: false, ..
-            } => counters.weak_icrcs.up(),
-            Verdict::Exact | Verdict::Solved { .. } => {}
-        }
-        let Ok(body) = head.read(view.covered()) else {
-            counters.malformed.up();
-            return None;
-        };
-        let len = body.len().checked_sub(usize::from(view.bth().pad()));
-        let Some(payload) = len.and_then(|len| body.get(..len)) else {
-            counters.malformed.up();
-            return None;
         };
         let packet = Incoming {
             src: arrival.src,
@@ -137,6 +123,7 @@ impl Driver {
             pkey_index: 0,
             head,
             payload,
+            long: arrival.long,
         };
         let qpn = head.bth().dest_qpn;
         if qpn == Qpn::MULTICAST {
@@ -196,6 +183,41 @@ impl Driver {
             }
         }
     }
+}
+
+/// Reads the headers of a packet, and returns its payload. `None`, counted: something about it is wrong.
+#[inline(always)]
+fn read<'a>(
+    verifier: &mut Verifier,
+    head: &mut Head,
+    arrival: &Arrival<'a>,
+    now: Instant,
+    counters: &Counters,
+) -> Option<&'a [u8]> {
+    let Ok(view) = PacketView::new(arrival.bytes) else {
+        counters.malformed.up();
+        return None;
+    };
+    match verifier.check(arrival, now) {
+        Verdict::Bad => {
+            counters.bad_icrcs.up();
+            return None;
+        }
+        Verdict::Solved {
+            plausible: false, ..
+        } => counters.weak_icrcs.up(),
+        Verdict::Exact | Verdict::Solved { .. } => {}
+    }
+    let Ok(body) = head.read(view.covered()) else {
+        counters.malformed.up();
+        return None;
+    };
+    let len = body.len().checked_sub(usize::from(view.bth().pad()));
+    let payload = len.and_then(|len| body.get(..len));
+    if payload.is_none() {
+        counters.malformed.up();
+    }
+    payload
 }
 
 /// For an answer: the queue pair whose request it answers, and the last packet whose arrival it acknowledges.

@@ -164,7 +164,11 @@ impl Driver {
         }
         let _ = self.me.set(Arc::downgrade(port));
         let listener = Arc::downgrade(port) as Weak<dyn Due>;
-        self.work.lock().link.attach(listener);
+        {
+            let link = &mut self.work.lock().link;
+            link.attach(listener);
+            link.take_long();
+        }
         if let Some(waiter) = &self.waiter {
             let whom = Arc::downgrade(port) as Weak<dyn Attend>;
             port.engine.attend_to(whom, Arc::clone(waiter));

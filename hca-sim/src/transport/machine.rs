@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use verbs_core::mem::Window;
 use verbs_core::{Error, QpCap, QpType, Srqn};
 
 use crate::clock::Instant;
@@ -11,6 +12,7 @@ use crate::transport::rc::Rc;
 use crate::transport::uc::Uc;
 use crate::transport::ud::{self, Post, Ud};
 use crate::transport::{Ends, Events, Incoming, Outlet, Path};
+use crate::wire::Head;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -171,11 +173,29 @@ impl Machine {
     /// Takes a packet whose ICRC, addresses, partition and destination are in order, and whose service is
     /// the queue pair's.
     pub(crate) fn receive(&mut self, ends: &Ends<'_>, packet: &Incoming<'_>, events: &mut Events) {
+        if let Some(payload) = packet.long {
+            return self.receive_long(ends, packet.head, payload, events);
+        }
         match self {
             Self::Rc(rc) => rc.receive(ends, packet.head, packet.payload, events),
             Self::Uc(uc) => uc.receive(ends, packet.head, packet.payload, events),
             Self::Ud(_) => ud::receive(ends, packet, events),
             Self::Iwarp(_) => {}
+        }
+    }
+
+    #[cold]
+    fn receive_long(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        payload: Window<'_>,
+        events: &mut Events,
+    ) {
+        match self {
+            Self::Rc(rc) => rc.receive(ends, head, payload, events),
+            Self::Uc(uc) => uc.receive(ends, head, payload, events),
+            Self::Ud(_) | Self::Iwarp(_) => {}
         }
     }
 

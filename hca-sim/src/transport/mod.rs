@@ -15,13 +15,13 @@ mod ud;
 
 use std::net::IpAddr;
 
-use verbs_core::mem::{MrTable, Pin, Unmapped, Who};
+use verbs_core::mem::{MrTable, Pin, Unmapped, Who, Window};
 use verbs_core::qp::QpCore;
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Access, EventType, MigState, Mtu, PKey, QKey, Qpn, WcStatus};
 
 use crate::clock::Instant;
-use crate::link::Local;
+use crate::link::{FillWindow, Local};
 use crate::queue::base::counters::Counters;
 use crate::queue::cq::CqRing;
 use crate::queue::recv::RecvRing;
@@ -136,8 +136,10 @@ pub(crate) struct Incoming<'a> {
     /// The entry of the P_Key table that admits it.
     pub(crate) pkey_index: u16,
     pub(crate) head: &'a Head,
-    /// Without pad.
+    /// Without pad; none of a long packet.
     pub(crate) payload: &'a [u8],
+    /// The payload of a long packet.
+    pub(crate) long: Option<Window<'a>>,
 }
 
 /// What becomes of acknowledgements in a round.
@@ -178,6 +180,44 @@ pub(crate) trait Outlet {
     /// What `fill` fails with; there is no packet then.
     fn put(&mut self, head: &Head, len: usize, again: bool, fill: Fill<'_>)
     -> Result<(), Unmapped>;
+
+    /// The most bytes of payload that a long packet to that queue pair of the peer may have now; `None`: none can be put.
+    fn longest(&mut self, _dest: Qpn) -> Option<usize> {
+        None
+    }
+
+    /// A long packet, which stands for those of a message that its payload would fill. Only as [`Outlet::longest`] permits
+    /// it. `false`: there is no room now.
+    ///
+    /// # Errors
+    /// What `fill` fails with; there is no packet then.
+    fn put_long(
+        &mut self,
+        _head: &Head,
+        _len: usize,
+        _fill: FillWindow<'_>,
+    ) -> Result<bool, Unmapped> {
+        Ok(false)
+    }
+}
+
+/// The shortest payload for which a long packet is worth while.
+const LONG_MIN: u32 = 1024;
+
+/// The most bytes of payload that a long packet of a message of `len` bytes may have now, if there are any. Extended
+/// connections have none, as their targets may be in several programs.
+#[inline(always)]
+fn longest(ends: &Ends<'_>, len: u32, outlet: &mut dyn Outlet) -> Option<usize> {
+    let may_be_long = len >= LONG_MIN && matches!(ends.path.service, Service::Rc | Service::Uc);
+    may_be_long
+        .then(|| outlet.longest(ends.path.dest_qpn))
+        .flatten()
+}
+
+/// How many packets of a message the next one stands for, if it can be a long one: there are `left` of them, and `len` bytes.
+fn long_packets(longest: usize, mtu: Mtu, len: u32, left: u32) -> Option<u32> {
+    let packets = u32::try_from(longest).ok()? >> mtu.shift();
+    (len >= LONG_MIN && packets != 0).then_some(packets.min(left))
 }
 
 /// The events that follow from a machine's work, to be handled when the machine has been released and no pin is held.

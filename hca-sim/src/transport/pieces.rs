@@ -1,11 +1,112 @@
-//! The memory of work requests: checked, and copied from and to, one packet at a time.
+//! The memory of work requests: checked, and copied from and to, one packet at a time. And the payload of a packet.
 
 use arrayvec::ArrayVec;
-use verbs_core::mem::{Span, Unmapped, Who};
-use verbs_core::{Access, Payload, SendWr, Sge, WcCause};
+use verbs_core::mem::{Span, Unmapped, Who, Window};
+use verbs_core::{Access, Mtu, Payload, SendWr, Sge, WcCause};
 
 use crate::queue::base::limits::MAX_SGE;
-use crate::transport::Ends;
+use crate::transport::{Ends, Fill, Outlet};
+use crate::wire::{Head, Message, Role};
+
+/// The payload of a packet, without pad: private bytes, or the window of a [long packet](crate::link::LongPacket). That is
+/// memory that its sender can still change: it is copied once, and nothing is decided by it.
+pub(crate) trait Body: Copy {
+    /// How many bytes there are.
+    fn len(self) -> usize;
+
+    /// The bytes, unless it is that of a long packet.
+    fn bytes<'b>(self) -> Option<&'b [u8]>
+    where
+        Self: 'b;
+
+    /// The numbers that its packet takes.
+    fn packets(self, mtu: Mtu) -> u32;
+
+    /// Whether a packet with those headers may have it.
+    fn fits(self, head: &Head, mtu: Mtu) -> bool;
+
+    /// Copies it into memory that has been checked: as much as fits. Returns how many bytes that is.
+    ///
+    /// # Errors
+    /// [`Unmapped`], if some of the memory is gone.
+    fn write_to(self, span: Span<'_>) -> Result<u32, Unmapped>;
+
+    /// What is behind the first `len` bytes, of which there are at least as many.
+    fn after(self, len: u32) -> Self;
+}
+
+impl Body for &[u8] {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.len()
+    }
+
+    #[inline(always)]
+    fn bytes<'b>(self) -> Option<&'b [u8]>
+    where
+        Self: 'b,
+    {
+        Some(self)
+    }
+
+    #[inline(always)]
+    fn packets(self, _: Mtu) -> u32 {
+        1
+    }
+
+    #[inline(always)]
+    fn fits(self, head: &Head, mtu: Mtu) -> bool {
+        head.opcode().check_payload(self.len(), mtu).is_ok()
+    }
+
+    #[inline(always)]
+    fn write_to(self, span: Span<'_>) -> Result<u32, Unmapped> {
+        span.write_from(self)
+    }
+
+    #[inline(always)]
+    fn after(self, len: u32) -> Self {
+        &self[len as usize..]
+    }
+}
+
+impl Body for Window<'_> {
+    fn len(self) -> usize {
+        Self::len(self) as usize
+    }
+
+    fn bytes<'b>(self) -> Option<&'b [u8]>
+    where
+        Self: 'b,
+    {
+        None
+    }
+
+    fn packets(self, mtu: Mtu) -> u32 {
+        mtu.packets(Self::len(self))
+    }
+
+    /// It stands for whole packets of the message, unless the message ends with it.
+    fn fits(self, head: &Head, mtu: Mtu) -> bool {
+        let facts = head.opcode().facts();
+        let has_data = match facts.role {
+            Role::Request => matches!(facts.message, Message::Send | Message::Write),
+            Role::Response => facts.message == Message::Read,
+            Role::Notice => false,
+        };
+        let is_whole = Self::len(self).is_multiple_of(mtu.bytes());
+        has_data && !self.is_empty() && (facts.place.is_last() || is_whole)
+    }
+
+    fn write_to(self, span: Span<'_>) -> Result<u32, Unmapped> {
+        span.copy_from(self)
+    }
+
+    fn after(self, len: u32) -> Self {
+        let rest = self.part(len, Self::len(self).saturating_sub(len));
+        rest.unwrap_or(Window::empty())
+    }
+}
 
 /// Why a piece may not be used, for `vendor_err`: the code of a [`WcCause`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +155,31 @@ impl<'p, 'w> Source<'p, 'w> {
         Ok(Self::Pieces(room))
     }
 
+    /// Puts out the packet with those headers, whose payload is `len` bytes from `offset` on; as a long one if `is_long`.
+    /// `again`: it was sent before. `false`: there is no room for a long one now.
+    ///
+    /// # Errors
+    /// [`Unmapped`], if some of the bytes are gone.
+    #[inline(always)]
+    pub(in crate::transport) fn put(
+        &self,
+        outlet: &mut dyn Outlet,
+        (head, again): (&Head, bool),
+        (offset, len): (u32, usize),
+        is_long: bool,
+    ) -> Result<bool, Unmapped> {
+        if is_long {
+            return outlet.put_long(head, len, &mut |out| self.copy_to(offset, out));
+        }
+        let fill: Fill<'_> = &mut |out| self.read(offset, out);
+        outlet.put(head, len, again, fill).map(|()| true)
+    }
+
     /// Fills `out` with the bytes from `offset` on.
     ///
     /// # Errors
     /// [`Unmapped`], if some of them are gone.
+    #[inline]
     pub(in crate::transport) fn read(&self, offset: u32, out: &mut [u8]) -> Result<(), Unmapped> {
         match self {
             Self::Inline(bytes) => {
@@ -91,6 +213,36 @@ impl<'p, 'w> Source<'p, 'w> {
         }
         Ok(())
     }
+
+    /// Fills a window with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`Unmapped`], if some of them are gone.
+    pub(in crate::transport) fn copy_to(
+        &self,
+        offset: u32,
+        out: Window<'_>,
+    ) -> Result<(), Unmapped> {
+        let pieces = match self {
+            Self::Inline(bytes) => {
+                let from = bytes.get(offset as usize..).unwrap_or_default();
+                return out.write_from(from).map(drop);
+            }
+            Self::One(piece) => std::slice::from_ref(piece),
+            Self::Pieces(pieces) => pieces,
+        };
+        let (mut skip, mut filled) = (offset, 0);
+        for &piece in pieces {
+            let before = skip.min(piece.len());
+            skip -= before;
+            let rest = piece.part(before, piece.len() - before);
+            let room = out.part(filled, out.len() - filled);
+            if let Some((rest, room)) = rest.zip(room) {
+                filled += rest.copy_to(room)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The pieces of a work request that has no inline bytes.
@@ -103,7 +255,7 @@ pub(in crate::transport) fn sges<'w>(wr: &SendWr<'w>) -> impl Iterator<Item = Sg
     one.into_iter().chain(list.iter().copied())
 }
 
-/// Writes `bytes` into memory from `offset` of its pieces on; pieces that the bytes do not reach are not checked. What
+/// Writes a payload into memory from `offset` of its pieces on; pieces that it does not reach are not checked. What
 /// does not fit is left out.
 ///
 /// # Errors
@@ -113,22 +265,21 @@ pub(in crate::transport) fn scatter(
     pieces: impl Iterator<Item = Sge>,
     pd: u32,
     offset: u32,
-    mut bytes: &[u8],
+    mut body: impl Body,
 ) -> Result<(), Refused> {
     let mut skip = offset;
     for sge in pieces {
-        if bytes.is_empty() {
+        if body.len() == 0 {
             break;
         }
         let before = skip.min(sge.len);
         skip -= before;
-        let written = place(ends, sge, pd, before, bytes)? as usize;
-        bytes = &bytes[written..];
+        body = body.after(place(ends, sge, pd, before, body)?);
     }
     Ok(())
 }
 
-/// Writes `bytes` into a piece from `offset`, which is not behind it, on: as many as fit. Returns how many.
+/// Writes a payload into a piece from `offset`, which is not behind it, on: as much as fits. Returns how many bytes.
 ///
 /// # Errors
 /// [`Refused`], if it may not be written.
@@ -137,17 +288,17 @@ pub(in crate::transport) fn place(
     sge: Sge,
     pd: u32,
     offset: u32,
-    bytes: &[u8],
+    body: impl Body,
 ) -> Result<u32, Refused> {
     let room = sge.len - offset;
-    let n = u32::try_from(bytes.len()).map_or(room, |len| len.min(room));
+    let n = u32::try_from(body.len()).map_or(room, |len| len.min(room));
     let part = Sge {
         addr: sge.addr.wrapping_add(u64::from(offset)),
         len: n,
         ..sge
     };
     let span = check(ends, part, ends.who_in(pd), Access::LOCAL_WRITE)?;
-    Ok(span.write_from(bytes)?)
+    Ok(body.write_to(span)?)
 }
 
 #[inline]

@@ -9,7 +9,7 @@ use verbs_core::mem::Unmapped;
 use verbs_core::{Bounce, Psn, Qpn};
 
 use crate::clock::Instant;
-use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
+use crate::link::{Burst, Feedback, FillWindow, Local, LongPacket, PacketLink, Route, Sent};
 use crate::queue::base::counters::Counters;
 use crate::queue::base::poller_thread::{AtWork, PollerThread};
 use crate::transport::{Acks, Fill, Outlet};
@@ -340,6 +340,42 @@ impl Outlet for TxFlow<'_> {
         self.counters.packets_sent.up();
         Ok(())
     }
+
+    fn longest(&mut self, dest: Qpn) -> Option<usize> {
+        if self.down {
+            return None;
+        }
+        self.link.longest(self.route, dest)
+    }
+
+    fn put_long(
+        &mut self,
+        head: &Head,
+        len: usize,
+        fill: FillWindow<'_>,
+    ) -> Result<bool, Unmapped> {
+        // What was put before goes first.
+        self.has_joined = false;
+        if !self.tx_queue.flush(self.link) {
+            return Ok(false);
+        }
+        // Copying takes a while.
+        self.tx_queue
+            .at_work
+            .get_or_insert_with(PollerThread::at_work);
+        let (bytes, head_len) = head.bytes();
+        let packet = LongPacket {
+            route: *self.route,
+            dest: head.bth().dest_qpn,
+            head: &bytes[..head_len],
+            len,
+        };
+        if self.link.transmit_long(&packet, fill)? == Sent::Blocked {
+            return Ok(false);
+        }
+        self.counters.packets_sent.up();
+        Ok(true)
+    }
 }
 
 impl TxFlow<'_> {
@@ -531,6 +567,7 @@ mod tests {
                     tclass: 0,
                     ident: Ident::Known(k),
                     bytes,
+                    long: None,
                     local: None,
                 };
                 assert_eq!(verifier.check(&arrival, Instant::ZERO), Verdict::Exact);

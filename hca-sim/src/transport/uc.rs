@@ -8,9 +8,9 @@ use verbs_core::{Access, Error, Psn, SendFlags, SendWr, Srqn, WcStatus};
 use crate::direct::local::{Local, execute};
 use crate::queue::send::Scratch;
 use crate::transport::completion;
-use crate::transport::pieces::{Pieces, Refused, Source};
+use crate::transport::pieces::{Body, Pieces, Refused, Source};
 use crate::transport::rc::{Flight, Responder, head_of, tells};
-use crate::transport::{Ends, Events, Fill, Outlet};
+use crate::transport::{Ends, Events, Outlet, long_packets, longest};
 use crate::wire::{BthFlags, Head, Place, Role};
 
 /// See the module's documentation.
@@ -66,7 +66,7 @@ impl Uc {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) {
         if head.opcode().facts().role != Role::Request {
@@ -120,34 +120,41 @@ impl Uc {
             }
         };
         let mut psn = self.next.unwrap_or(Psn::new(ends.path.sq_psn));
+        let longest = longest(ends, flight.len, outlet);
         while self.packet < flight.packets {
             if !outlet.is_ready() {
                 self.next = Some(psn);
                 return false;
             }
-            let is_last = self.packet + 1 == flight.packets;
-            let place = match (self.packet, is_last) {
-                (0, true) => Place::Only,
-                (0, false) => Place::First,
-                (_, false) => Place::Middle,
-                (_, true) => Place::Last,
-            };
+            let offset = self.packet << ends.path.mtu.shift();
+            let left = flight.packets - self.packet;
+            let rest = flight.len - offset;
+            let long = longest.and_then(|longest| long_packets(longest, ends.path.mtu, rest, left));
+            let packets = long.unwrap_or(1);
+            let is_last = packets == left;
+            let place = Place::of(self.packet == 0, is_last);
             let mut flags = BthFlags::empty();
             if is_last && wr.flags.contains(SendFlags::SOLICITED) && tells(&wr.op) {
                 flags |= BthFlags::SOLICITED;
             }
-            let offset = self.packet << ends.path.mtu.shift();
-            let len = (flight.len - offset).min(ends.path.mtu.bytes());
+            let len = (flight.len - offset).min(packets << ends.path.mtu.shift()) as usize;
             let head = head_of(&wr, (place, flight.len), ends.path, psn, flags);
-            let fill: Fill<'_> = &mut |out| source.read(offset, out);
-            if let Err(unmapped) = outlet.put(&head, len as usize, false, fill) {
-                let Refused(why) = unmapped.into();
-                self.failed = true;
-                completion::fail_sends(ends, at, WcStatus::LocProtErr, why, events);
-                return false;
+            let put = source.put(outlet, (&head, false), (offset, len), long.is_some());
+            match put {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.next = Some(psn);
+                    return false;
+                }
+                Err(unmapped) => {
+                    let Refused(why) = unmapped.into();
+                    self.failed = true;
+                    completion::fail_sends(ends, at, WcStatus::LocProtErr, why, events);
+                    return false;
+                }
             }
-            psn = psn.add(1);
-            self.packet += 1;
+            psn = psn.add(packets);
+            self.packet += packets;
         }
         self.next = Some(psn);
         ends.sends.set_psn(psn.value());

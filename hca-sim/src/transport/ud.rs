@@ -145,8 +145,9 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, events: &mut Event
     let Some(deth) = head.ext().deth else { return };
     let fits = head
         .opcode()
-        .check_payload(packet.payload.len(), ends.path.mtu);
-    if head.opcode().facts().message != Message::Send || fits.is_err() {
+        .check_payload(packet.payload.len(), ends.path.mtu)
+        .is_ok();
+    if head.opcode().facts().message != Message::Send || !fits {
         ends.counters.malformed.up();
         return;
     }
@@ -230,16 +231,16 @@ impl<'r> Room<'r> {
         }
     }
 
-    fn fill(&self, ends: &Ends<'_>, offset: u32, bytes: &[u8]) -> Result<(), Refused> {
+    fn fill(&self, ends: &Ends<'_>, offset: u32, payload: &[u8]) -> Result<(), Refused> {
         match self {
             Self::Own(waiting) => {
                 let pieces = (0..waiting.pieces()).map(|number| waiting.piece(number));
-                scatter(ends, pieces, ends.pd, offset, bytes)
+                scatter(ends, pieces, ends.pd, offset, payload)
             }
             Self::Shared(seen) => {
                 let pd = ends.srq.map_or(ends.pd, |srq| srq.pd);
                 let pieces = seen.pieces.iter().copied();
-                scatter(ends, pieces, pd, offset, bytes)
+                scatter(ends, pieces, pd, offset, payload)
             }
         }
     }

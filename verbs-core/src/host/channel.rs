@@ -8,7 +8,8 @@
 //! packets, and the other end reads its ring from then on.
 //!
 //! A message of a ring is a [`Head`] and packets, from BTH to ICRC. In an ICRC of zero there is none: memory damages
-//! nothing, and who writes to it is known.
+//! nothing, and who writes to it is known. Or it is a *long* packet, if the reader has said in the memory that it takes
+//! those: a [`Head`] and the packet's headers, whose length is the segment; and at the end of the message the payload.
 
 use std::net::IpAddr;
 

@@ -6,6 +6,8 @@
 //! daemon is asked for a *channel*, memory that the two share, and from then on they talk without the daemon, and without
 //! system calls while both are awake.
 //!
+//! Long packets, which are sent to neighbours only, are copied once into the memory and once out of it.
+//!
 //! A channel never reorders packets against those that were sent through the daemon before, and a neighbour that
 //! writes nonsense to it, stops reading, or dies at any moment harms no connection but its own.
 
@@ -36,6 +38,7 @@ use verbs_core::host::message::{
     VERSION_LEAST, Welcome,
 };
 use verbs_core::host::{Block, Channel as ChannelNews, HostPorts, Malformed, Message, Quota};
+use verbs_core::mem::{Unmapped, Window};
 use verbs_core::sync::Arc;
 use verbs_core::{Mtu, Qpn};
 
@@ -43,7 +46,8 @@ use crate::rng::system_entropy;
 use crate::sys::{self, BATCH_MAX, Slot};
 use crate::time::Clock;
 use crate::{
-    Arrival, Burst, Change, Feedback, LinkCounters, PacketLink, Refusal, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, FillWindow, LinkCounters, LongPacket, PacketLink, Refusal,
+    Route, Sent, Waiter,
 };
 
 pub use self::list::clients_of;
@@ -55,7 +59,7 @@ use self::line::Line;
 use self::near::channel::Channel;
 use self::near::channels::{Channels, Ended, Path};
 use self::near::inbound::BURST;
-use self::packet::hand_up;
+use self::packet::{hand_up, hand_up_long, numbers_of};
 use self::rejoin::Tie;
 use self::waiter::{LOOKS, LineWaiter};
 use self::wire::Wire;
@@ -68,9 +72,6 @@ const SOCKET_BYTES: usize = 1 << 20;
 
 /// How long a daemon may take to answer the first message; a stopped daemon never does.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Queue pair numbers below this have a meaning of their own; they are in the daemon's block.
-const QPN_MIN: u32 = 0x10;
 
 /// The process could not become a client of the host's daemon.
 #[derive(Debug, thiserror::Error)]
@@ -366,8 +367,9 @@ impl Joined {
         };
         // Without a daemon, only the end of a neighbour's bell tells that it has gone.
         self.channels.ends_blocks = self.tie.is_cut();
-        let mut hand = |packets: &Packets<'_>| {
-            hand_up(packets, true, sink);
+        let mut hand = |packets: &Packets<'_>, payload: Option<Window<'_>>| match payload {
+            None => drop(hand_up(packets, true, sink)),
+            Some(payload) => hand_up_long(packets, payload, sink),
         };
         let packets = self.channels.read(&bounds, &mut hand, &mut ended);
         ended.into_iter().for_each(|end| self.end_channel(end));
@@ -446,11 +448,6 @@ fn give_room(socket: &OwnedFd) {
     }
 }
 
-fn numbers_of(block: Block) -> Range<u32> {
-    let Range { start, end } = block.qpns();
-    start.max(QPN_MIN)..end
-}
-
 impl PacketLink for Joined {
     fn addresses(&self) -> &[IpAddr] {
         &self.port.addresses
@@ -475,6 +472,24 @@ impl PacketLink for Joined {
     fn seals(&self, route: &Route, dest: Qpn) -> bool {
         let is_near = self.port.addresses.contains(&route.dst);
         !(is_near && self.channels.channel_of(Block::of(dest)).is_some())
+    }
+
+    fn take_long(&mut self) {
+        self.channels.take_long();
+    }
+
+    fn longest(&mut self, route: &Route, dest: Qpn) -> Option<usize> {
+        let is_near = self.port.addresses.contains(&route.dst);
+        let block = Block::of(dest).filter(|_| is_near);
+        self.channels.longest(block)
+    }
+
+    fn transmit_long(
+        &mut self,
+        packet: &LongPacket<'_>,
+        fill: FillWindow<'_>,
+    ) -> Result<Sent, Unmapped> {
+        self.transmit_near_long(packet, fill)
     }
 
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {

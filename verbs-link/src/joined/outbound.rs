@@ -4,14 +4,15 @@ use rustix::io::Errno;
 use verbs_core::Qpn;
 use verbs_core::host::message::Packets;
 use verbs_core::host::{Block, Message};
+use verbs_core::mem::Unmapped;
 use verbs_wire::ROCE_PORT;
 
 use super::Joined;
 use super::near::channel::Put;
-use super::near::channels::Path;
+use super::near::channels::{Ended, Path};
 use super::packet::dest_of;
 use super::waiter::LOOKS;
-use crate::{Burst, Sent};
+use crate::{Burst, FillWindow, LongPacket, Sent};
 
 /// The queue pair of general services, where connection managers listen.
 const GSI: Qpn = Qpn::new(1);
@@ -32,7 +33,13 @@ impl Joined {
         let Path::Channel(key) = path else {
             return self.relay(&packets, count);
         };
-        match self.channels.put(key, &packets) {
+        let put = self.channels.put(key, &packets);
+        self.was_put(put, count)
+    }
+
+    /// Packets were written to a channel, or not.
+    fn was_put(&mut self, put: Result<Put, Ended>, count: u64) -> Sent {
+        match put {
             Ok(Put::Written) => {
                 self.counters.packets_sent += count;
                 self.counters.shared_sent += count;
@@ -49,6 +56,30 @@ impl Joined {
         // A transport treats it as lost.
         self.counters.shared_lost += count;
         Sent::Gone
+    }
+
+    /// Sends a long packet to another process of this host.
+    pub(super) fn transmit_near_long(
+        &mut self,
+        packet: &LongPacket<'_>,
+        fill: FillWindow<'_>,
+    ) -> Result<Sent, Unmapped> {
+        let burst = Burst {
+            route: packet.route,
+            segment: packet.head.len(),
+            bytes: packet.head,
+        };
+        let key = self.channels.channel_of(Block::of(packet.dest));
+        let (Some(key), Some(headers)) = (key, packets_of(&burst, 0)) else {
+            // It had one when it was asked.
+            self.counters.send_errors += 1;
+            return Ok(Sent::Gone);
+        };
+        match self.channels.put_long(key, &headers, packet.len, fill) {
+            Ok(Ok(put)) => Ok(self.was_put(Ok(put), 1)),
+            Ok(Err(unmapped)) => Err(unmapped),
+            Err(end) => Ok(self.was_put(Err(end), 1)),
+        }
     }
 
     /// Sends packets to this host's processes: those of one burst may be for several.

@@ -4,10 +4,15 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use verbs_core::Qpn;
+use verbs_core::host::Block;
 use verbs_core::host::message::Packets;
+use verbs_core::mem::Window;
 use verbs_wire::{Bth, BthView, Icrc};
 
 use crate::{Arrival, Ident};
+
+/// Queue pair numbers below this have a meaning of their own; they are in the daemon's block.
+const QPN_MIN: u32 = 0x10;
 
 /// Stands in place of the ICRC of packets that have none.
 const NO_ICRC: [u8; Icrc::LEN] = [0; Icrc::LEN];
@@ -35,15 +40,40 @@ pub(super) fn hand_up(
             ident,
             local: None,
             bytes,
+            long: None,
         });
     }
     count
+}
+
+/// Hands up a long packet of a channel, whose headers these are.
+pub(super) fn hand_up_long(
+    head: &Packets<'_>,
+    payload: Window<'_>,
+    sink: &mut dyn FnMut(&Arrival<'_>),
+) {
+    sink(&Arrival {
+        src: head.src,
+        dst: head.dst,
+        sport: head.sport,
+        tclass: head.tclass,
+        ident: Ident::Unsealed,
+        local: None,
+        bytes: head.bytes,
+        long: Some(payload),
+    });
 }
 
 /// The queue pair that a packet is for.
 pub(super) fn dest_of(packet: &[u8]) -> Option<Qpn> {
     let bth = packet.first_chunk::<{ Bth::LEN }>()?;
     Some(BthView::of(bth).dest_qpn())
+}
+
+/// The queue pair numbers of a block that a port may use.
+pub(super) fn numbers_of(block: Block) -> Range<u32> {
+    let Range { start, end } = block.qpns();
+    start.max(QPN_MIN)..end
 }
 
 /// Whether a packet is for one of these queue pairs.

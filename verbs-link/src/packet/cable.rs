@@ -247,6 +247,7 @@ impl PacketLink for CableEnd {
                     IpAddr::V4(_) => Ident::Known(packet.ident),
                 },
                 bytes: &packet.bytes,
+                long: None,
                 local: None,
             });
         }

@@ -287,6 +287,7 @@ mod tests {
             tclass: 0,
             ident: Ident::Hidden,
             bytes,
+            long: None,
             local: None,
         };
         verifier.check(&arrival, Instant::from_nanos(ms * 1_000_000))
@@ -367,6 +368,7 @@ mod tests {
                 tclass: 0,
                 ident,
                 bytes: &bytes,
+                long: None,
                 local: None,
             };
             verifier.check(&arrival, Instant::ZERO)

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use verbs_core::Memory;
+use verbs_core::mem::Window;
 use verbs_core::sync::Arc;
 
 use super::{Reader, Shared, Word, Writer};
@@ -145,6 +146,12 @@ impl Shared for Mapped {
     fn write(&self, at: u64, from: &[u8]) {
         let written = self.memory.write(self.byte_at(at), from);
         debug_assert!(written.is_ok());
+    }
+
+    fn window(&self, at: u64, len: usize) -> Window<'_> {
+        let window = self.memory.window(self.byte_at(at), len);
+        debug_assert!(window.is_ok());
+        window.unwrap_or(Window::empty())
     }
 }
 

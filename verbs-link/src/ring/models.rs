@@ -7,7 +7,11 @@
 use loom::cell::Cell;
 use loom::sync::Notify;
 use loom::thread;
-use verbs_core::sync::atomic::Ordering::{Acquire, Release};
+use verbs_core::sync::Arc;
+use verbs_core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Release},
+};
 
 use super::*;
 
@@ -15,21 +19,23 @@ use super::*;
 const PIECE: usize = 8;
 /// Two messages and their lengths.
 const PIECES: usize = 4;
+/// Two long messages, with heads of one piece, and room for neither of them beside those.
+const LONG_PIECES: usize = 8;
 
 struct Place {
-    words: [AtomicU64; 5],
-    pieces: [Cell<u64>; PIECES],
+    words: [AtomicU64; Word::COUNT],
+    pieces: Vec<Cell<u64>>,
 }
 
 #[derive(Clone)]
 struct Memory(Arc<Place>);
 
 impl Memory {
-    fn new() -> Self {
+    fn new(pieces: usize) -> Self {
         let zeros = || AtomicU64::new(0);
         Self(Arc::new(Place {
             words: std::array::from_fn(|_| zeros()),
-            pieces: std::array::from_fn(|_| Cell::new(0)),
+            pieces: (0..pieces).map(|_| Cell::new(0)).collect(),
         }))
     }
 
@@ -41,7 +47,7 @@ impl Memory {
 
 impl Shared for Memory {
     fn capacity(&self) -> u64 {
-        (PIECE * PIECES) as u64
+        (PIECE * self.0.pieces.len()) as u64
     }
 
     fn load(&self, word: Word) -> u64 {
@@ -60,6 +66,10 @@ impl Shared for Memory {
     fn write(&self, at: u64, from: &[u8]) {
         let value = from.try_into().map(u64::from_ne_bytes);
         self.piece(at, from.len()).set(value.expect("a piece"));
+    }
+
+    fn window(&self, _: u64, _: usize) -> Window<'_> {
+        unreachable!("the bytes of a model are cells")
     }
 }
 
@@ -120,7 +130,7 @@ fn check(messages: u64, sleeps: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
-        let (memory, bells) = (Memory::new(), Bells::new());
+        let (memory, bells) = (Memory::new(PIECES), Bells::new());
         let mut writer = Writer::new(memory.clone());
         let mut reader = Reader::new(memory);
         let thread = {
@@ -146,4 +156,53 @@ fn loom_ring_wakes_its_reader() {
 #[test]
 fn loom_ring_wakes_its_writer() {
     check(3, false);
+}
+
+fn write_long(writer: &mut Writer<Memory>, number: u64, bells: &Bells) {
+    let bytes = number.to_ne_bytes();
+    loop {
+        let head = (PIECE, [&bytes[..]].into_iter());
+        let written = writer.write_long(head, PIECE, |memory, at| {
+            memory.write(at, &bytes);
+            Ok::<_, ()>(())
+        });
+        match written.expect("the reader makes sense").expect("filled") {
+            Some(bell) => return ring(bell, &bells.reader),
+            None => bells.writer.wait(),
+        }
+    }
+}
+
+/// The payload of a long message is read where it was written: whole, and before it is overwritten. This needs the order of
+/// [`Reader::finish`] as well.
+#[test]
+fn loom_ring_lends_payloads() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let (memory, bells) = (Memory::new(LONG_PIECES), Bells::new());
+        let mut writer = Writer::new(memory.clone());
+        let mut reader = Reader::new(memory);
+        reader.take_long();
+        let thread = {
+            let bells = bells.clone();
+            thread::spawn(move || (1..=3).for_each(|it| write_long(&mut writer, it, &bells)))
+        };
+        for number in 1..=3_u64 {
+            let mut head = [0; PIECE];
+            let long = loop {
+                match reader.next(&mut head).expect("the writer makes sense") {
+                    Some(Next::Long(long)) => break long,
+                    Some(Next::Whole(_)) => panic!("it is a long one"),
+                    None => thread::yield_now(),
+                }
+            };
+            let mut payload = [0; PIECE];
+            reader.shared().read(long.at, &mut payload);
+            assert_eq!([head, payload], [number.to_ne_bytes(); 2]);
+            reader.finish(long);
+            ring(reader.bell(), &bells.writer);
+        }
+        thread.join().expect("the writer does not panic");
+    });
 }

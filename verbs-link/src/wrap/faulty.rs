@@ -413,6 +413,7 @@ fn release(
             tclass: packet.tclass,
             ident: packet.ident,
             bytes: &packet.bytes,
+            long: None,
             local: None,
         });
         false

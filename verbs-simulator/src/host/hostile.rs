@@ -12,7 +12,7 @@ use verbs_core::host::message::{
     Hello, MESSAGE_MAX, NotListening, Service, VERSION, VERSION_LEAST,
 };
 use verbs_core::host::{Block, Channel, Message};
-use verbs_link::ring::{End, Rings, Shared as _, Word};
+use verbs_link::ring::{Broken, End, Rings, Shared as _, Word};
 
 use super::mutant::HostMutant;
 use super::world::{HERE, World};
@@ -163,6 +163,7 @@ impl Hostile {
             Word::Sleeps,
             Word::Waits,
             Word::Told,
+            Word::Long,
         ]);
         rings[draw.below(2)].store(word, draw.number() >> draw.below(64));
         let mut bytes = vec![0; 64];
@@ -171,7 +172,8 @@ impl Hostile {
         rings[usize::from(news.end & 1)].write(at, &bytes);
     }
 
-    /// Sends a packet through the memory that it shares with a program, for a queue pair that is not that program's.
+    /// Sends a packet, perhaps a long one, through the memory that it shares with a program, for a queue pair that is not that
+    /// program's.
     fn send_foreign(&mut self, world: &World, draw: &mut Draw, mutant: Option<HostMutant>) {
         let own = self.block;
         let Some((news, _, rings, bell)) = self.channels.last_mut() else {
@@ -195,9 +197,19 @@ impl Hostile {
             segment: packet.len() as u16,
         };
         let (bytes, len) = head.bytes();
-        let pieces = [&bytes[..len], &packet[..]];
-        let whole = len + packet.len();
-        if let Ok(Some(_)) = rings.writer.write(whole, pieces.into_iter()) {
+        let message = [&bytes[..len], &packet[..]].concat();
+        let pieces = std::iter::once(&message[..]);
+        let longest = rings.writer.longest_payload().unwrap_or(0);
+        let written = match draw.below(2) * draw.below(longest + 1) {
+            0 => rings.writer.write(message.len(), pieces),
+            len => {
+                // What was there before is as good a payload as any.
+                let fill = |_: &_, _| Ok::<_, Broken>(());
+                let written = rings.writer.write_long((message.len(), pieces), len, fill);
+                written.flatten()
+            }
+        };
+        if let Ok(Some(_)) = written {
             let _ = send(&*bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
             if mutant == Some(HostMutant::ForeignBlock) {
                 let mut alive = world.alive().into_iter();

@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use rustix::net::{Shutdown, shutdown};
 use verbs_core::host::{Block, HostPorts};
+use verbs_core::mem::Unmapped;
 use verbs_core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{Mtu, Qpn, Seed};
 use verbs_link::ring::{Mapped, Shared as _, Word};
 use verbs_link::time::{Due, Instant, VirtualClock};
 use verbs_link::{
-    Arrival, Burst, Change, Feedback, Ident, Joined, LinkCounters, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, FillWindow, Ident, Joined, LinkCounters, LongPacket,
+    PacketLink, Route, Sent, Waiter,
 };
 use verbs_wire::target::{About, Phase, TargetMessage};
 use verbs_wire::{Bth, BthView, Deth, Icrc, ROCE_PORT};
@@ -184,13 +186,13 @@ impl HostPort {
     }
 
     /// Sends packets, and dies on the way.
-    fn die_sending(&mut self, burst: &Burst<'_>) {
+    fn die_sending(&mut self, send: impl FnOnce(&mut Joined)) {
         if self.draw.below(4) == 0 {
             return self.process.die();
         }
         let rings = self.process.place.written_by(self.process.number);
         let before: Vec<_> = rings.iter().map(Published::of).collect();
-        let _ = self.link.transmit(burst);
+        send(&mut self.link);
         for published in before {
             match self.draw.below(3) {
                 0 => {}
@@ -236,6 +238,7 @@ impl HostPort {
                 ident: Ident::Unsealed,
                 local: None,
                 bytes: &packet,
+                long: None,
             });
         }
     }
@@ -314,10 +317,37 @@ impl PacketLink for HostPort {
             return Sent::Gone;
         }
         if self.process.burns() {
-            self.die_sending(burst);
+            self.die_sending(|link| {
+                let _lost = link.transmit(burst);
+            });
             return Sent::Gone;
         }
         self.link.transmit(burst)
+    }
+
+    fn take_long(&mut self) {
+        self.link.take_long();
+    }
+
+    fn longest(&mut self, route: &Route, dest: Qpn) -> Option<usize> {
+        self.link.longest(route, dest)
+    }
+
+    fn transmit_long(
+        &mut self,
+        packet: &LongPacket<'_>,
+        fill: FillWindow<'_>,
+    ) -> Result<Sent, Unmapped> {
+        if self.process.is_dead() {
+            return Ok(Sent::Gone);
+        }
+        if self.process.burns() {
+            self.die_sending(|link| {
+                let _lost = link.transmit_long(packet, fill);
+            });
+            return Ok(Sent::Gone);
+        }
+        self.link.transmit_long(packet, fill)
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {

@@ -83,6 +83,7 @@ impl PacketLink for NetworkPort {
                 tclass: packet.tclass,
                 ident: Ident::Known(packet.ident),
                 bytes: &packet.bytes,
+                long: None,
                 local: None,
             });
         }

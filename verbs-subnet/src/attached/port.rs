@@ -126,6 +126,7 @@ impl PacketLink for SubnetPort {
                 tclass: packet.grh.map_or(0, |grh| grh.traffic_class),
                 ident: Ident::Known(0),
                 bytes,
+                long: None,
                 local: Some(local),
             });
         }

@@ -56,6 +56,7 @@ fn arrival<'p>(frame: &Frame, transport: &'p [u8]) -> Arrival<'p> {
         tclass: frame.grh.map_or(0, |grh| grh.traffic_class),
         ident: Ident::Known(0),
         bytes: transport,
+        long: None,
         local: Some(Local {
             slid: frame.slid,
             dlid: frame.dlid,

@@ -305,6 +305,17 @@ pub enum Place {
 }
 
 impl Place {
+    /// The place of a packet with which a message begins, ends, neither or both.
+    #[inline]
+    pub const fn of(is_first: bool, is_last: bool) -> Self {
+        match (is_first, is_last) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, false) => Self::Middle,
+            (false, true) => Self::Last,
+        }
+    }
+
     /// Whether a message begins here.
     #[inline]
     pub const fn is_first(self) -> bool {

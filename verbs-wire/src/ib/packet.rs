@@ -353,6 +353,14 @@ impl Head {
         Ok(need)
     }
 
+    /// The headers of a packet whose payload is elsewhere, and how many bytes count.
+    pub fn bytes(&self) -> ([u8; Self::LEN_MAX], usize) {
+        let mut bytes = [0; Self::LEN_MAX];
+        // There is room for the longest.
+        let len = self.emit(0, &mut bytes).unwrap_or(0);
+        (bytes, len)
+    }
+
     /// The base transport header.
     #[inline]
     pub const fn bth(&self) -> &Bth {

@@ -158,6 +158,11 @@ fn screened(
         counters.strangers.up();
         return None;
     }
+    let may_be_long = matches!(path.service, Service::Rc | Service::Uc);
+    if packet.long.is_some() && !may_be_long {
+        counters.malformed.up();
+        return None;
+    }
     Some(pkey_index)
 }
 

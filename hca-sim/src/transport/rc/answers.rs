@@ -7,7 +7,8 @@ use super::head::head;
 use super::rdma::check_in;
 use super::resources::{Slot, What};
 use super::responder::{ACK, Responder};
-use crate::transport::{Ends, Events, Fill, Outlet, Path};
+use crate::transport::pieces::Source;
+use crate::transport::{Ends, Events, Outlet, Path, long_packets, longest};
 use crate::wire::{Aeth, AtomicAckEth, BthFlags, NakCode, Operation, Reth, Syndrome};
 
 impl Responder {
@@ -29,8 +30,10 @@ impl Responder {
                 }
                 What::Done => send_result(ends.path, outlet, slot, aeth(ACK, msn), None),
                 What::Read(part) => {
-                    if send_response(ends, outlet, slot, part, aeth(ACK, msn)) {
-                        continue;
+                    match send_response(ends, outlet, slot, part, aeth(ACK, msn)) {
+                        Response::Sent => continue,
+                        Response::Full => return true,
+                        Response::Gone => {}
                     }
                     let (psn, first_time) = (slot.from.add(slot.sent), !slot.answered);
                     slot.end();
@@ -119,21 +122,35 @@ fn send_result(
     slot.done();
 }
 
-/// Sends the next packet of a READ's response. `false`: its memory may no longer be read.
+/// What became of the next packet of a READ's response.
+enum Response {
+    Sent,
+    /// There is no room for it.
+    Full,
+    /// The memory may no longer be read.
+    Gone,
+}
+
+/// Sends the next packet of a READ's response.
 fn send_response(
     ends: &Ends<'_>,
     outlet: &mut dyn Outlet,
     slot: &mut Slot,
     part: Reth,
     aeth: Option<Aeth>,
-) -> bool {
+) -> Response {
     let mtu = ends.path.mtu;
+    let left = part.dma_len - (slot.sent << mtu.shift());
+    let longest = (!slot.again).then(|| longest(ends, left, outlet)).flatten();
+    let packets = mtu.packets(part.dma_len) - slot.sent;
+    let long = longest.and_then(|longest| long_packets(longest, mtu, left, packets));
     let offset = slot.sent << mtu.shift();
-    let len = (part.dma_len - offset).min(mtu.bytes());
+    let packets = long.unwrap_or(1);
+    let len = (part.dma_len - offset).min(packets << mtu.shift());
     let Ok(window) = check_in(ends, slot.pd, part, offset, len, Access::REMOTE_READ) else {
-        return false;
+        return Response::Gone;
     };
-    let is_last = slot.sent + 1 == mtu.packets(part.dma_len);
+    let is_last = slot.sent + packets == mtu.packets(part.dma_len);
     let operation = match (slot.sent + u32::from(slot.goes_on), is_last) {
         (0, true) => Operation::ReadResponseOnly,
         (0, false) => Operation::ReadResponseFirst,
@@ -145,13 +162,21 @@ fn send_response(
         ext.aeth = aeth.filter(|_| !matches!(operation, Operation::ReadResponseMiddle));
         operation
     });
-    let fill: Fill<'_> = &mut |out| window.read_into(out).map(drop);
-    if outlet.put(&head, len as usize, slot.again, fill).is_err() {
-        return false;
+    let source = Source::One(window);
+    let put = source.put(
+        outlet,
+        (&head, slot.again),
+        (0, len as usize),
+        long.is_some(),
+    );
+    match put {
+        Ok(true) => {}
+        Ok(false) => return Response::Full,
+        Err(_) => return Response::Gone,
     }
-    slot.sent += 1;
+    slot.sent += packets;
     if is_last {
         slot.done();
     }
-    true
+    Response::Sent
 }

@@ -15,6 +15,7 @@ use arrayvec::ArrayVec;
 use verbs_core::Psn;
 
 use crate::clock::Instant;
+use crate::transport::pieces::Body;
 use crate::wire::Head;
 
 /// Packets that are kept, in each direction of a queue pair: as many as this crate's requester lets its READs request,
@@ -95,11 +96,15 @@ impl Early {
     }
 
     /// Keeps a packet, of which there may be a copy already. Returns whether there was room.
-    pub(super) fn keep(&mut self, head: &Head, payload: &[u8], now: Instant) -> bool {
+    pub(super) fn keep(&mut self, head: &Head, payload: impl Body, now: Instant) -> bool {
         let psn = head.bth().psn.value();
         if self.kept.contains_key(&psn) {
             return true;
         }
+        // Long ones come in order, unless some before them were lost on purpose.
+        let Some(payload) = payload.bytes() else {
+            return false;
+        };
         let mut copy = Vec::new();
         if self.kept.len() >= self.room
             || payload.len() > PAYLOAD_MAX

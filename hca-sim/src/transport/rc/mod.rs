@@ -38,6 +38,7 @@ use verbs_core::{Error, QpCap, Srqn};
 
 use crate::clock::Instant;
 use crate::transport::congestion::{Dcqcn, Paced, Reaction};
+use crate::transport::pieces::Body;
 use crate::transport::{Ends, Events, Outlet, Path};
 use crate::wire::{Head, Role};
 use requester::Requester;
@@ -94,7 +95,7 @@ impl Rc {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) {
         if self.stopped {

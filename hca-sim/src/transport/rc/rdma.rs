@@ -9,7 +9,7 @@ use super::resources::What;
 use super::responder::{Doing, Executed, INVALID, Refusal, Responder};
 use crate::queue::base::limits::MAX_MESSAGE;
 use crate::transport::completion;
-use crate::transport::pieces::{Refused, refused};
+use crate::transport::pieces::{Body, Refused, refused};
 use crate::transport::{Ends, Events};
 use crate::wire::{AtomicEth, Feth, Head, NakCode, Operation, Reth};
 
@@ -19,7 +19,7 @@ impl Responder {
         ends: &Ends<'_>,
         head: &Head,
         reth: Option<Reth>,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) -> Executed {
         let place = head.opcode().facts().place;
@@ -51,7 +51,7 @@ impl Responder {
                 ends.recvs.next().map(Room::own)
             };
             let room = room.ok_or(Refusal::NotReady)?;
-            window.write_from(payload).map_err(lost)?;
+            payload.write_to(window).map_err(lost)?;
             let opcode = WcOpcode::RecvRdmaWithImm;
             let wr_id = room.wr_id;
             let cqe = receive_cqe(ends, head, wr_id, opcode, Some(immdt.imm), whole.dma_len);
@@ -60,7 +60,7 @@ impl Responder {
             }
             self.taken = None;
         } else {
-            window.write_from(payload).map_err(lost)?;
+            payload.write_to(window).map_err(lost)?;
         }
         self.doing = if place.is_last() {
             Doing::Nothing
@@ -123,10 +123,11 @@ impl Responder {
         ends: &Ends<'_>,
         head: &Head,
         reth: Reth,
-        payload: &[u8],
+        payload: impl Body,
     ) -> Executed {
         let path = ends.path;
-        let bytes = <[u8; 8]>::try_from(payload).map_err(|_| INVALID)?;
+        let bytes = payload.bytes().ok_or(INVALID)?;
+        let bytes = <[u8; 8]>::try_from(bytes).map_err(|_| INVALID)?;
         if !path.access.contains(Access::REMOTE_WRITE)
             || !self.resources.has_room(path.max_dest_rd_atomic)
             || reth.dma_len != 8

@@ -8,7 +8,7 @@ use crate::queue::cq::Cqe;
 use crate::queue::recv::Waiting;
 use crate::queue::srq::Seen;
 use crate::transport::completion;
-use crate::transport::pieces::{Refused, place, scatter};
+use crate::transport::pieces::{Body, Refused, place, scatter};
 use crate::transport::{Ends, Events};
 use crate::wire::{BthFlags, Head, NakCode};
 
@@ -54,7 +54,7 @@ impl Responder {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) -> Executed {
         let place = head.opcode().facts().place;
@@ -95,7 +95,8 @@ impl Responder {
                 }
                 Err(fault) => {
                     let reason = WcCause::from(fault).code();
-                    return self.invalidated_nothing(ends, head, reason, events);
+                    let packets = payload.packets(ends.path.mtu);
+                    return self.invalidated_nothing(ends, (head, packets), reason, events);
                 }
             }
         }
@@ -119,7 +120,7 @@ impl Responder {
         ends: &Ends<'_>,
         own: Option<Waiting<'_>>,
         placed: u32,
-        payload: &[u8],
+        payload: impl Body,
     ) -> Result<u32, Refusal> {
         if let Some(own) = own {
             let total = own.total();
@@ -127,7 +128,7 @@ impl Responder {
                 return fill(ends, placed, payload, total, ends.pd, pieces(own));
             }
             let end = end(placed, payload, total)?;
-            if !payload.is_empty() {
+            if payload.len() != 0 {
                 place(ends, own.piece(0), ends.pd, placed, payload).map_err(protection)?;
             }
             return Ok(end);
@@ -143,13 +144,13 @@ impl Responder {
     fn invalidated_nothing(
         &mut self,
         ends: &Ends<'_>,
-        head: &Head,
+        (head, packets): (&Head, u32),
         reason: u32,
         events: &mut Events,
     ) -> Executed {
         self.msn = self.msn.wrapping_add(1);
-        self.advance(ends, 1);
-        self.answer = Some((head.bth().psn, ACK));
+        self.advance(ends, packets);
+        self.answer = Some((head.bth().psn.add(packets - 1), ACK));
         self.fail_receive(ends, WcStatus::RemInvReqErr, reason, events);
         Err(Refusal::Stopped)
     }
@@ -200,7 +201,7 @@ pub(in crate::transport) fn pieces(waiting: Waiting<'_>) -> impl Iterator<Item =
 fn fill(
     ends: &Ends<'_>,
     placed: u32,
-    payload: &[u8],
+    payload: impl Body,
     total: u64,
     pd: u32,
     pieces: impl Iterator<Item = Sge>,
@@ -211,7 +212,7 @@ fn fill(
 }
 
 /// How many bytes of a message have arrived with that packet, if the receive has room for them.
-fn end(placed: u32, payload: &[u8], total: u64) -> Result<u32, Refusal> {
+fn end(placed: u32, payload: impl Body, total: u64) -> Result<u32, Refusal> {
     let end = u64::from(placed) + payload.len() as u64;
     if end > total.min(u64::from(MAX_MESSAGE)) {
         let code = NakCode::InvalidRequest;

@@ -14,6 +14,7 @@ use super::replies::Replies;
 use super::resources::Resources;
 use crate::clock::Instant;
 use crate::queue::srq::Seen;
+use crate::transport::pieces::Body;
 use crate::transport::{Ends, Events, Facts, Path, Told};
 use crate::wire::target::Again;
 use crate::wire::{
@@ -126,7 +127,7 @@ impl Responder {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) {
         self.begin(ends.path);
@@ -188,7 +189,7 @@ impl Responder {
     }
 
     /// A request arrived before one that it follows: that one is late, or lost.
-    fn came_early(&mut self, ends: &Ends<'_>, head: &Head, payload: &[u8]) {
+    fn came_early(&mut self, ends: &Ends<'_>, head: &Head, payload: impl Body) {
         ends.counters.out_of_sequence.up();
         if self.silent && !self.early.has_gap() {
             // There was no receive, and everything from there on will be sent again.
@@ -212,7 +213,7 @@ impl Responder {
             && let Some(kept) = self.early.take(self.expected)
         {
             let psn = self.expected;
-            let executed = self.execute(ends, &kept.head, &kept.payload, events);
+            let executed = self.execute(ends, &kept.head, &kept.payload[..], events);
             self.conclude(ends, psn, executed, events);
             any = true;
         }
@@ -255,7 +256,7 @@ impl Responder {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) {
         let psn = head.bth().psn;
@@ -333,7 +334,7 @@ impl Responder {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) -> Executed {
         let facts = head.opcode().facts();
@@ -352,14 +353,10 @@ impl Responder {
             Doing::Send { .. } => facts.message == Message::Send && !facts.place.is_first(),
             Doing::Write { .. } => facts.message == Message::Write && !facts.place.is_first(),
         };
-        if !follows
-            || head
-                .opcode()
-                .check_payload(payload.len(), ends.path.mtu)
-                .is_err()
-        {
+        if !follows || !payload.fits(head, ends.path.mtu) {
             return Err(INVALID);
         }
+        let packets = payload.packets(ends.path.mtu);
         let ext = head.ext();
         match (facts.message, ext.reth, ext.atomic) {
             (Message::Send, ..) => self.send(ends, head, payload, events),
@@ -377,11 +374,11 @@ impl Responder {
             self.msn = self.msn.wrapping_add(1);
         }
         if !matches!(facts.message, Message::Read) {
-            self.advance(ends, 1);
+            self.advance(ends, packets);
         }
         let asks = head.bth().flags.contains(BthFlags::ACK_REQ);
         if asks && matches!(facts.message, Message::Send | Message::Write) {
-            self.answer = Some((head.bth().psn, ACK));
+            self.answer = Some((head.bth().psn.add(packets - 1), ACK));
             self.replies.asked(ends.now);
         }
         Ok(())

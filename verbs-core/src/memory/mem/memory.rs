@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::copy::copy;
+use super::window::Window;
 use crate::error::{Attr, ByteCount, Error, Why};
 use crate::sync::plain::{AtomicU64, Ordering};
 
@@ -293,6 +294,22 @@ impl Memory {
             done += n;
         }
         Ok(())
+    }
+
+    /// The `len` bytes from `offset` on, to be copied from and to.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the memory, or is longer than a window can be.
+    #[inline]
+    pub fn window(&self, offset: usize, len: usize) -> Result<Window<'_>, Error> {
+        let start = self.at(offset, len)?;
+        let short = u32::try_from(len).map_err(|_| Error::OutOfRange {
+            end: ByteCount::new(len as u64),
+            size: ByteCount::new(u64::from(u32::MAX)),
+        })?;
+        // SAFETY: `at` has checked the range, which lives as long as `self` does. A slice of it needs the only reference
+        // to `self`, so none covers it.
+        Ok(unsafe { Window::new(start, short) })
     }
 
     /// Loads an aligned word that a peer may change by WRITE or atomics; acquire.

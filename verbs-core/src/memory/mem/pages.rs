@@ -362,6 +362,44 @@ impl<'p> Span<'p> {
         Ok(done)
     }
 
+    /// Copies a window into this span: as many bytes as fit; returns their number.
+    ///
+    /// # Errors
+    /// As for [`Window::copy_from`].
+    #[inline]
+    pub fn copy_from(self, src: Window<'_>) -> Result<u32, Unmapped> {
+        if let Self::One(window) = self {
+            return window.copy_from(src);
+        }
+        let mut done = 0;
+        for window in self.windows() {
+            let Some(rest) = src.part(done, src.len() - done) else {
+                break;
+            };
+            done += window.copy_from(rest)?;
+        }
+        Ok(done)
+    }
+
+    /// Copies this span into a window: as many bytes as fit; returns their number.
+    ///
+    /// # Errors
+    /// As for [`Window::copy_from`].
+    #[inline]
+    pub fn copy_to(self, dst: Window<'_>) -> Result<u32, Unmapped> {
+        if let Self::One(window) = self {
+            return dst.copy_from(window);
+        }
+        let mut done = 0;
+        for window in self.windows() {
+            let Some(rest) = dst.part(done, dst.len() - done) else {
+                break;
+            };
+            done += rest.copy_from(window)?;
+        }
+        Ok(done)
+    }
+
     /// Copies this span to private bytes: as many as fit; returns their number.
     ///
     /// # Errors

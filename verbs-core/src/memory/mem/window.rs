@@ -11,9 +11,10 @@ use super::word::Word;
 
 /// Checked bytes of a registered region, accessible until the pin is left.
 ///
-/// Only [`MrTable::check`](super::MrTable::check) creates one, under a [`Pin`]; it cannot outlive the pin or
+/// [`MrTable::check`](super::MrTable::check) creates one, under a [`Pin`]; it cannot outlive the pin or
 /// change thread, and the region's memory is not freed before the pin is left. Other threads may access the same
-/// bytes at the same time: reads may be torn, byte by byte.
+/// bytes at the same time: reads may be torn, byte by byte. [`Memory::window`](super::Memory::window) creates one of memory
+/// whose owner needs no key.
 ///
 /// A window does not know the right for which it was checked; a caller that writes through it must have asked for
 /// a right to write.

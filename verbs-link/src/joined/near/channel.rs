@@ -9,11 +9,13 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair}
 use verbs_core::host::channel::{FILES, Head, RING_LEN_MAX, RING_LEN_MIN};
 use verbs_core::host::message::Packets;
 use verbs_core::host::{Block, Channel as News};
+use verbs_core::mem::Unmapped;
 use verbs_core::sync::Arc;
 
 use super::inbound::{Inbound, message_len};
 use super::patience::Patience;
-use crate::ring::{self, Bell, Broken, End, Mapped, Rings, Watch, Writer};
+use crate::FillWindow;
+use crate::ring::{self, Bell, Broken, End, Mapped, Rings, Shared, Watch, Writer};
 use crate::time::Clock;
 
 /// What became of a message.
@@ -142,33 +144,65 @@ impl Channel {
         packets: &Packets<'_>,
         clock: &Clock,
     ) -> Result<Put, Broken> {
-        let addresses = Some((packets.src, packets.dst));
-        let head = Head {
-            addresses: addresses.filter(|_| addresses != self.addresses),
-            tclass: packets.tclass,
-            ident: packets.ident.unwrap_or(0),
-            segment: packets.segment,
-        };
-        let (bytes, head_len) = head.bytes();
+        let (bytes, head_len) = self.head_of(packets).bytes();
         let len = head_len + packets.bytes.len();
         if len > self.writer.longest() {
             return Ok(Put::Lost);
         }
         let pieces = [&bytes[..head_len], packets.bytes];
-        let Some(bell) = self.writer.write(len, pieces.into_iter())? else {
-            return Ok(match self.waits(clock) {
+        let written = self.writer.write(len, pieces.into_iter())?;
+        Ok(self.put_or_not(packets, written, clock))
+    }
+
+    /// Writes a long packet, whose headers these are; within, what `fill` fails with.
+    pub(in crate::joined) fn put_long(
+        &mut self,
+        headers: &Packets<'_>,
+        len: usize,
+        fill: FillWindow<'_>,
+        clock: &Clock,
+    ) -> Result<Result<Put, Unmapped>, Broken> {
+        let (bytes, head_len) = self.head_of(headers).bytes();
+        let pieces = [&bytes[..head_len], headers.bytes];
+        let head = (head_len + headers.bytes.len(), pieces.into_iter());
+        let written = self
+            .writer
+            .write_long(head, len, |memory, at| fill(memory.window(at, len)))?;
+        Ok(written.map(|written| self.put_or_not(headers, written, clock)))
+    }
+
+    /// The longest payload of a long packet, if the neighbour takes any.
+    pub(in crate::joined) fn longest(&mut self) -> Option<usize> {
+        self.writer.longest_payload()
+    }
+
+    /// What is in front of packets.
+    fn head_of(&self, packets: &Packets<'_>) -> Head {
+        let addresses = Some((packets.src, packets.dst));
+        Head {
+            addresses: addresses.filter(|_| addresses != self.addresses),
+            tclass: packets.tclass,
+            ident: packets.ident.unwrap_or(0),
+            segment: packets.segment,
+        }
+    }
+
+    /// Packets were written, unless there was no room for them.
+    fn put_or_not(&mut self, packets: &Packets<'_>, written: Option<Bell>, clock: &Clock) -> Put {
+        let Some(bell) = written else {
+            return match self.waits(clock) {
                 true => Put::Full,
                 false => Put::Lost,
-            });
+            };
         };
         if self.patience.is_held() {
             let has_read = self.writer.has_read();
             self.patience.has_room(clock.now(), has_read);
         }
-        self.addresses = addresses;
+        self.addresses = Some((packets.src, packets.dst));
         self.written += 1;
         self.ring(bell);
-        Ok(Put::Written)
+        Put::Written
     }
 
     /// Whether packets of so many bytes have room, or there has been none for so long that nobody waits for it.

@@ -8,9 +8,11 @@ use verbs_core::Bounce;
 use verbs_core::host::Block;
 use verbs_core::host::channel::Head;
 use verbs_core::host::message::{PACKETS_MAX, Packets};
+use verbs_core::mem::{Unmapped, Window};
 
 use super::channel::{Channel, Put};
 use super::inbound::{Bounds, Taken};
+use crate::FillWindow;
 use crate::joined::waiter::Heard;
 use crate::ring::{Broken, Mapped, Watch};
 use crate::time::Clock;
@@ -34,6 +36,9 @@ enum Way {
     /// Through the channel with that key.
     Channel(usize),
 }
+
+/// Takes the packets of a message; of a long packet the headers, and its payload.
+type Sink<'s> = &'s mut dyn FnMut(&Packets<'_>, Option<Window<'_>>);
 
 /// A channel that is read from now on, and what it is watched with.
 pub(in crate::joined) type Opened = (u32, Watch<Mapped>);
@@ -75,6 +80,7 @@ pub(in crate::joined) struct Channels {
     pub(in crate::joined) refused: u64,
     /// Blocks end with the channel of their neighbour.
     pub(in crate::joined) ends_blocks: bool,
+    takes_long: bool,
 }
 
 impl Channels {
@@ -90,6 +96,7 @@ impl Channels {
             clock: Clock::wall(),
             refused: 0,
             ends_blocks: false,
+            takes_long: false,
         }
     }
 
@@ -123,7 +130,10 @@ impl Channels {
     }
 
     /// A new channel.
-    pub(in crate::joined) fn add(&mut self, channel: Channel) {
+    pub(in crate::joined) fn add(&mut self, mut channel: Channel) {
+        if self.takes_long {
+            channel.inbound.take_long();
+        }
         let key = self.all.insert(channel);
         self.keys.push(key);
     }
@@ -206,6 +216,35 @@ impl Channels {
         put.map_err(|Broken| self.break_off(key))
     }
 
+    /// Long packets are taken, from all neighbours.
+    pub(in crate::joined) fn take_long(&mut self) {
+        self.takes_long = true;
+        for (_, channel) in &mut self.all {
+            channel.inbound.take_long();
+        }
+    }
+
+    /// The longest payload of a long packet to a block.
+    pub(in crate::joined) fn longest(&mut self, block: Option<Block>) -> Option<usize> {
+        let key = self.channel_of(block)?;
+        self.all.get_mut(key)?.longest()
+    }
+
+    /// Writes a long packet to a channel, whose headers these are; within, what `fill` fails with.
+    pub(in crate::joined) fn put_long(
+        &mut self,
+        key: usize,
+        headers: &Packets<'_>,
+        len: usize,
+        fill: FillWindow<'_>,
+    ) -> Result<Result<Put, Unmapped>, Ended> {
+        let Some(channel) = self.all.get_mut(key) else {
+            return Ok(Ok(Put::Lost));
+        };
+        let put = channel.put_long(headers, len, fill, &self.clock);
+        put.map_err(|Broken| self.break_off(key))
+    }
+
     /// Whether a channel takes so many bytes now; one that has been full for too long does, and loses them.
     pub(in crate::joined) fn takes(&mut self, key: usize, bytes: usize) -> Result<bool, Ended> {
         let Some(channel) = self.all.get_mut(key) else {
@@ -235,7 +274,7 @@ impl Channels {
     pub(in crate::joined) fn read(
         &mut self,
         bounds: &Bounds<'_>,
-        sink: &mut dyn FnMut(&Packets<'_>),
+        sink: Sink<'_>,
         ended: &mut Vec<Ended>,
     ) -> usize {
         let mut packets = 0;
@@ -319,7 +358,7 @@ impl Channels {
         &mut self,
         key: usize,
         bounds: &Bounds<'_>,
-        sink: &mut dyn FnMut(&Packets<'_>),
+        sink: Sink<'_>,
         ended: &mut Vec<Ended>,
     ) -> usize {
         let Some(channel) = self.all.get_mut(key) else {
@@ -406,7 +445,7 @@ fn read(
     channel: &mut Channel,
     buffer: &mut Bounce,
     bounds: &Bounds<'_>,
-    sink: &mut dyn FnMut(&Packets<'_>),
+    sink: Sink<'_>,
     packets: &mut usize,
 ) -> Result<u64, Broken> {
     let mut refused = 0;

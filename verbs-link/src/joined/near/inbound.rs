@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use verbs_core::host::channel::Head;
 use verbs_core::host::message::Packets;
+use verbs_core::mem::Window;
 use verbs_wire::ROCE_PORT;
 
 use crate::joined::packet::is_for;
-use crate::ring::{Bell, Broken, Reader, Shared, Watch};
+use crate::ring::{Bell, Broken, Long, Next, Reader, Shared, Watch};
 
 /// The most packets of a burst to another process of the host.
 pub(in crate::joined) const BURST: usize = 64;
@@ -21,6 +22,48 @@ pub struct Bounds<'a> {
     pub addresses: &'a [IpAddr],
     /// The queue pair numbers of this process. Management datagrams are for none of them: the daemon checks those.
     pub numbers: &'a [Range<u32>],
+}
+
+impl Bounds<'_> {
+    /// Hands packets up that the neighbour may send.
+    fn admit(
+        &self,
+        packets: &Packets<'_>,
+        sink: &mut dyn FnMut(&Packets<'_>),
+    ) -> Result<Taken, Broken> {
+        let count = packets.packets().len();
+        if count > BURST || packets.src.is_ipv4() != packets.dst.is_ipv4() {
+            return Err(Broken);
+        }
+        let is_ours = |address| self.addresses.contains(address);
+        let fits = |bytes: &[u8]| is_for(bytes, self.numbers);
+        let may = is_ours(&packets.src) && is_ours(&packets.dst) && packets.packets().all(fits);
+        if !may {
+            return Ok(Taken::Refused);
+        }
+        sink(packets);
+        Ok(Taken::Packets(count))
+    }
+}
+
+/// The packets of a message, of which `last` are the addresses, unless it names others.
+fn packets<'a>(
+    message: &'a [u8],
+    last: &mut Option<(IpAddr, IpAddr)>,
+) -> Result<Packets<'a>, Broken> {
+    let (head, bytes) = Head::take(message).map_err(|_| Broken)?;
+    *last = head.addresses.or(*last);
+    let (src, dst) = last.ok_or(Broken)?;
+    Ok(Packets {
+        src,
+        dst,
+        tclass: head.tclass,
+        hop_limit: 0,
+        sport: ROCE_PORT,
+        ident: Some(head.ident),
+        segment: head.segment,
+        bytes,
+    })
 }
 
 /// What one message was.
@@ -52,7 +95,13 @@ impl<S: Shared> Inbound<S> {
         }
     }
 
-    /// Takes a message, if there is one: copies it to `buffer`, checks it, and hands its packets up.
+    /// The neighbour may send long packets from now on.
+    pub fn take_long(&mut self) {
+        self.ring.take_long();
+    }
+
+    /// Takes a message, if there is one: copies it to `buffer`, checks it, and hands its packets up. The payload of a long
+    /// packet is handed up beside it, where it is.
     ///
     /// # Errors
     /// [`Broken`]: it is nothing that a correct program writes.
@@ -60,37 +109,39 @@ impl<S: Shared> Inbound<S> {
         &mut self,
         buffer: &mut [u8],
         bounds: &Bounds<'_>,
-        sink: &mut dyn FnMut(&Packets<'_>),
+        sink: &mut dyn FnMut(&Packets<'_>, Option<Window<'_>>),
     ) -> Result<Option<Taken>, Broken> {
-        let Some(len) = self.ring.read(buffer)? else {
-            return Ok(None);
+        let taken = match self.ring.next(buffer)? {
+            None => return Ok(None),
+            Some(Next::Whole(len)) => {
+                let packets = packets(&buffer[..len], &mut self.addresses)?;
+                bounds.admit(&packets, &mut |packets| sink(packets, None))?
+            }
+            Some(Next::Long(long)) => {
+                let taken = self.take_one(&long, buffer, bounds, sink)?;
+                self.ring.finish(long);
+                taken
+            }
         };
         self.messages += 1;
-        let (head, bytes) = Head::take(&buffer[..len]).map_err(|_| Broken)?;
-        self.addresses = head.addresses.or(self.addresses);
-        let (src, dst) = self.addresses.ok_or(Broken)?;
-        let packets = Packets {
-            src,
-            dst,
-            tclass: head.tclass,
-            hop_limit: 0,
-            sport: ROCE_PORT,
-            ident: Some(head.ident),
-            segment: head.segment,
-            bytes,
-        };
-        let count = packets.packets().len();
-        if count > BURST || packets.src.is_ipv4() != packets.dst.is_ipv4() {
-            return Err(Broken);
-        }
-        let is_ours = |address| bounds.addresses.contains(address);
-        let fits = |bytes: &[u8]| is_for(bytes, bounds.numbers);
-        let may = is_ours(&packets.src) && is_ours(&packets.dst) && packets.packets().all(fits);
-        if !may {
-            return Ok(Some(Taken::Refused));
-        }
-        sink(&packets);
-        Ok(Some(Taken::Packets(count)))
+        Ok(Some(taken))
+    }
+
+    /// Hands a long packet up.
+    fn take_one(
+        &mut self,
+        long: &Long,
+        buffer: &[u8],
+        bounds: &Bounds<'_>,
+        sink: &mut dyn FnMut(&Packets<'_>, Option<Window<'_>>),
+    ) -> Result<Taken, Broken> {
+        let whole = packets(&buffer[..long.head], &mut self.addresses)?;
+        // Behind the headers is what there was before.
+        let bytes = whole.bytes.get(..usize::from(whole.segment));
+        let bytes = bytes.ok_or(Broken)?;
+        let payload = self.ring.shared().window(long.at, long.len);
+        let packet = Packets { bytes, ..whole };
+        bounds.admit(&packet, &mut |packet| sink(packet, Some(payload)))
     }
 
     /// Whether there is a message.

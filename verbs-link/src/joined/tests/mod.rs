@@ -2,6 +2,7 @@
 
 mod ends;
 mod list;
+mod long;
 mod near;
 mod rejoin;
 mod waits;

@@ -259,6 +259,7 @@ impl Sockets {
                 tclass: said.tclass,
                 ident: Ident::Known(0),
                 bytes: &[],
+                long: None,
                 local: None,
             };
             for (k, bytes) in (0..).zip(bytes.chunks(segment.unwrap_or(bytes.len()).max(1))) {

@@ -163,6 +163,7 @@ impl Kept {
             pkey_index: 0,
             head: &self.head,
             payload: &self.payload,
+            long: None,
         }
     }
 }

@@ -116,7 +116,7 @@ impl Requester {
         let wr = ends.sends.read(self.base, &mut scratch);
         // The word is a number in the byte order of whoever looks at it.
         let word = response.original.to_ne_bytes();
-        scatter(ends, sges(&wr), ends.pd, 0, &word).map_err(cannot_be_placed)?;
+        scatter(ends, sges(&wr), ends.pd, 0, &word[..]).map_err(cannot_be_placed)?;
         self.atomic_msn = self.atomic_msn.wrapping_add(1);
         self.answered(ends, &wr, events)
     }

@@ -3,6 +3,8 @@
 //! An answer to a packet confirms every packet before it, except READs and atomics, whose own answers are the only ones
 //! that count: one that is passed over is missing (an *implied NAK*; IBTA vol. 1, 9.7.5.1.1 and 9.7.5.2).
 
+use std::ops::Range;
+
 use verbs_core::{Psn, WcCause, WcStatus};
 
 use super::Requester;
@@ -10,7 +12,7 @@ use super::retry::Verdict;
 use super::window::{Flight, Kind, Outcome};
 use crate::queue::send::Scratch;
 use crate::transport::completion;
-use crate::transport::pieces::{Refused, scatter, sges};
+use crate::transport::pieces::{Body, Refused, scatter, sges};
 use crate::transport::{Ends, Events, Told};
 use crate::wire::{Aeth, Head, Message, NakCode, Place, Syndrome};
 
@@ -39,7 +41,7 @@ impl Requester {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) {
         let psn = head.bth().psn;
@@ -62,7 +64,7 @@ impl Requester {
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) -> bool {
         let psn = head.bth().psn;
@@ -78,7 +80,13 @@ impl Requester {
     }
 
     /// An answer arrived before one that it follows: that one is late, or lost.
-    fn came_early(&mut self, ends: &Ends<'_>, head: &Head, payload: &[u8], events: &mut Events) {
+    fn came_early(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        payload: impl Body,
+        events: &mut Events,
+    ) {
         let kept = self.early.keep(head, payload, ends.now);
         if kept {
             ends.counters.kept_early.up();
@@ -98,7 +106,7 @@ impl Requester {
                 return;
             }
             let awaited = self.window.awaits(kept.head.bth().psn);
-            if awaited && !self.answer(ends, &kept.head, &kept.payload, events) {
+            if awaited && !self.answer(ends, &kept.head, &kept.payload[..], events) {
                 self.early.put_back(kept);
                 break;
             }
@@ -280,7 +288,7 @@ impl Requester {
         ends: &Ends<'_>,
         head: &Head,
         aeth: Option<Aeth>,
-        payload: &[u8],
+        payload: impl Body,
         events: &mut Events,
     ) -> bool {
         let flight = match self.answered(ends, head.bth().psn, Kind::Read, events) {
@@ -288,16 +296,20 @@ impl Requester {
             Err(taken) => return taken,
         };
         let packet = self.window.acked();
+        let packets = payload.packets(ends.path.mtu);
         let offset = packet << ends.path.mtu.shift();
         let expected = match flight.kind {
             Kind::Done => 0,
-            _ => (flight.len - offset).min(ends.path.mtu.bytes()),
+            _ => (flight.len - offset).min(packets << ends.path.mtu.shift()),
         };
-        let fits = fits(&flight, packet, head.opcode().facts().place)
-            && payload.len() == expected as usize
+        let fits = fits(
+            &flight,
+            packet..packet + packets,
+            head.opcode().facts().place,
+        ) && payload.len() == expected as usize
             && aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
         if fits {
-            self.take_data(ends, offset, payload, events);
+            self.take_data(ends, offset, (payload, packets), events);
         } else {
             self.fail(
                 ends,
@@ -321,7 +333,8 @@ impl Requester {
             return taken;
         }
         if matches!(aeth.syndrome, Syndrome::Ack(_)) {
-            self.take_data(ends, 0, &original.to_ne_bytes(), events);
+            let bytes = original.to_ne_bytes();
+            self.take_data(ends, 0, (&bytes[..], 1), events);
         } else {
             self.fail(
                 ends,
@@ -333,30 +346,37 @@ impl Requester {
         true
     }
 
-    /// Places the data that have arrived for the oldest work request: its next packet.
-    fn take_data(&mut self, ends: &Ends<'_>, offset: u32, data: &[u8], events: &mut Events) {
+    /// Places the data that have arrived for the oldest work request: its next packets.
+    fn take_data(
+        &mut self,
+        ends: &Ends<'_>,
+        offset: u32,
+        (data, packets): (impl Body, u32),
+        events: &mut Events,
+    ) {
         let mut scratch = Scratch::default();
         let wr = ends.sends.read(self.window.base(), &mut scratch);
         match scatter(ends, sges(&wr), ends.pd, offset, data) {
             Err(Refused(why)) => self.fail(ends, WcStatus::LocProtErr, why, events),
             Ok(()) => {
-                self.window.confirm(1);
+                self.window.confirm(packets);
                 if self.complete(ends, events) {
-                    self.progress(ends, 1);
+                    self.progress(ends, packets);
                 }
             }
         }
     }
 }
 
-/// Whether a response of that kind may carry that packet of a READ. After part of a READ was requested again, responses
+/// Whether a response of that kind may carry those packets of a READ. After part of a READ was requested again, responses
 /// begin with First or Only there, but Linux rxe continues with Middle or Last. If the requested part was in the
 /// middle, answers to several requests mix.
-fn fits(flight: &Flight, packet: u32, place: Place) -> bool {
+fn fits(flight: &Flight, packets: Range<u32>, place: Place) -> bool {
+    let packet = packets.start;
     let begins = place.is_first();
     let must_begin = packet == 0;
     let may_begin = must_begin || packet == flight.asked_from || flight.is_patched;
-    let must_end = packet + 1 == flight.packets;
+    let must_end = packets.end == flight.packets;
     let may_end = must_end || flight.is_patched;
     let ends = place.is_last();
     (!begins || may_begin) && (begins || !must_begin) && (!ends || may_end) && (ends || !must_end)

@@ -49,6 +49,17 @@ pub(in crate::transport) fn tells(op: &SendOp) -> bool {
     !matches!(op, SendOp::Write(_))
 }
 
+/// What a packet says, the last of that work request or not, and with a request for an acknowledgement or without.
+#[inline(always)]
+pub(super) fn flags(wr: &SendWr<'_>, is_last: bool, asks: bool) -> BthFlags {
+    let mut flags = BthFlags::empty();
+    flags.set(BthFlags::ACK_REQ, asks);
+    if is_last && wr.flags.contains(SendFlags::SOLICITED) && tells(&wr.op) {
+        flags |= BthFlags::SOLICITED;
+    }
+    flags
+}
+
 /// The headers of a packet of a SEND or WRITE to the peer.
 #[inline(always)]
 pub(in crate::transport) fn head_of(

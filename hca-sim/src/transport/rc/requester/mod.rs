@@ -29,14 +29,14 @@ use crate::direct::local::{Local, execute};
 use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Pieces, Refused, Source};
-use crate::transport::{Ends, Events, Fill, Outlet, Path, Told};
+use crate::transport::{Ends, Events, Fill, LONG_MIN, Outlet, Path, Told, long_packets, longest};
 use crate::wire::{BthFlags, Operation, Place};
-use message::request;
+use message::{flags, request};
 pub(in crate::transport) use message::{head_of, tells};
 use recovery::Recovery;
 use retry::{Retry, Verdict};
 pub(in crate::transport) use window::Flight;
-use window::{Kind, Window};
+use window::{Cursor, Kind, Window};
 
 /// Request packets that are not confirmed.
 pub(super) const PACKETS_MAX: u32 = 256;
@@ -64,6 +64,19 @@ pub(super) struct Requester {
     unasked: u32,
     /// The next packet asks for one, whatever follows.
     ask: bool,
+}
+
+/// A work request whose packets are being sent, and their bytes.
+type Sending<'s, 'p> = (&'s SendWr<'s>, &'s Flight, &'s Source<'p, 's>);
+
+/// What became of a long packet.
+enum Long {
+    /// It cannot be one.
+    None,
+    /// It was sent, and there is more of the message.
+    Sent,
+    /// The work request goes no further now.
+    Ended(Step),
 }
 
 /// How far a work request was sent.
@@ -242,16 +255,12 @@ impl Requester {
             self.window.go_on_at(at);
         }
         let at = self.window.cursor().at;
-        if at != self.window.begun() || self.may_begin(ends, at) {
+        if at != self.window.begun() || may_begin(ends, at) {
             return true;
         }
         // The queue pair drains although the last packet left the request for an acknowledgement to one that will not
         // be sent.
         !ends.may_begin && self.ask_again()
-    }
-
-    fn may_begin(&self, ends: &Ends<'_>, at: u32) -> bool {
-        ends.may_begin && ends.sends.is_filled(at)
     }
 
     /// Sends the packet before the cursor again if that makes the peer answer. Returns whether it does.
@@ -311,7 +320,10 @@ impl Requester {
             flight
         };
         match flight.kind {
-            Kind::Plain => self.send_packets(ends, outlet, &wr, &flight, &source, events),
+            Kind::Plain if flight.len >= LONG_MIN => {
+                self.send_long_packets(ends, outlet, (&wr, &flight, &source), events)
+            }
+            Kind::Plain => self.send_packets(ends, outlet, (&wr, &flight, &source), events),
             _ => self.send_request(ends, outlet, &wr, &flight, &source, events),
         }
     }
@@ -342,14 +354,40 @@ impl Requester {
         }
     }
 
+    /// Sends packets of a SEND or WRITE, long ones as far as that is possible.
+    #[inline(never)]
+    fn send_long_packets(
+        &mut self,
+        ends: &Ends<'_>,
+        outlet: &mut dyn Outlet,
+        sending: Sending<'_, '_>,
+        events: &mut Events,
+    ) -> Step {
+        let Some(longest) = longest(ends, sending.1.len, outlet) else {
+            return self.send_packets(ends, outlet, sending, events);
+        };
+        loop {
+            if self.window.requests() >= self.recovery.limit() {
+                return Step::Held;
+            }
+            if !outlet.is_ready() {
+                return Step::Full;
+            }
+            match self.send_long(ends, outlet, sending, longest, events) {
+                Long::None => return self.send_packets(ends, outlet, sending, events),
+                Long::Sent => {}
+                Long::Ended(step) => return step,
+            }
+        }
+    }
+
     /// Sends packets of a SEND or WRITE.
+    #[inline(always)]
     fn send_packets(
         &mut self,
         ends: &Ends<'_>,
         outlet: &mut dyn Outlet,
-        wr: &SendWr<'_>,
-        flight: &Flight,
-        source: &Source<'_, '_>,
+        (wr, flight, source): Sending<'_, '_>,
         events: &mut Events,
     ) -> Step {
         let at = self.window.cursor().at;
@@ -362,29 +400,20 @@ impl Requester {
             }
             let packet = self.window.cursor().packet;
             let is_last = packet + 1 == flight.packets;
-            let place = match (packet, is_last) {
-                (0, true) => Place::Only,
-                (0, false) => Place::First,
-                (_, false) => Place::Middle,
-                (_, true) => Place::Last,
-            };
             let (psn, again) = self.window.psn(flight);
-            let mut flags = BthFlags::empty();
-            let asks = self.asks(ends, at, is_last);
-            flags.set(BthFlags::ACK_REQ, asks);
+            let asks = self.asks(ends, at, is_last, 1);
+            let flags = flags(wr, is_last, asks);
             self.retry.rtt.sent(psn, asks, again, ends.now);
-            if is_last && wr.flags.contains(SendFlags::SOLICITED) && tells(&wr.op) {
-                flags |= BthFlags::SOLICITED;
-            }
             let offset = packet << ends.path.mtu.shift();
             let len = (flight.len - offset).min(ends.path.mtu.bytes());
+            let place = Place::of(packet == 0, is_last);
             let head = head_of(wr, (place, flight.len), ends.path, psn, flags);
             let fill: Fill<'_> = &mut |out| source.read(offset, out);
             if let Err(unmapped) = outlet.put(&head, len as usize, again, fill) {
                 let Refused(why) = unmapped.into();
                 return self.refuse(ends, WcStatus::LocProtErr, why, events);
             }
-            self.window.passed_packet(flight);
+            self.window.passed_packets(flight, 1);
             self.retry.sent(ends.now, ends.path);
             // The packet that was sent again may have been the last one.
             if is_last || self.window.cursor().at != at {
@@ -393,25 +422,69 @@ impl Requester {
         }
     }
 
-    /// Whether the packet at the cursor, of the work request at `at`, asks for an acknowledgement.
-    fn asks(&mut self, ends: &Ends<'_>, at: u32, is_last: bool) -> bool {
+    /// Sends a long packet for those at the cursor, if it can be one: nothing that is sent again is.
+    fn send_long(
+        &mut self,
+        ends: &Ends<'_>,
+        outlet: &mut dyn Outlet,
+        (wr, flight, source): Sending<'_, '_>,
+        longest: usize,
+        events: &mut Events,
+    ) -> Long {
+        let Cursor { at, packet } = self.window.cursor();
+        let (psn, again) = self.window.psn(flight);
+        if again || self.window.is_patching() {
+            return Long::None;
+        }
+        let mtu = ends.path.mtu;
+        let offset = packet << mtu.shift();
+        let room = self.recovery.limit() - self.window.requests();
+        let left = (flight.packets - packet).min(room);
+        let Some(packets) = long_packets(longest, mtu, flight.len - offset, left) else {
+            return Long::None;
+        };
+        let is_last = packet + packets == flight.packets;
+        let unasked = self.unasked;
+        let asks = self.asks(ends, at, is_last, packets);
+        let len = (flight.len - offset).min(packets << mtu.shift());
+        let place = Place::of(packet == 0, is_last);
+        let flags = flags(wr, is_last, asks);
+        let head = head_of(wr, (place, flight.len), ends.path, psn, flags);
+        match outlet.put_long(&head, len as usize, &mut |out| source.copy_to(offset, out)) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.unasked = unasked;
+                return Long::Ended(Step::Full);
+            }
+            Err(unmapped) => {
+                let Refused(why) = unmapped.into();
+                return Long::Ended(self.refuse(ends, WcStatus::LocProtErr, why, events));
+            }
+        }
+        let last = psn.add(packets - 1);
+        self.retry.rtt.sent(last, asks, false, ends.now);
+        self.window.passed_packets(flight, packets);
+        self.retry.sent(ends.now, ends.path);
+        match is_last {
+            true => Long::Ended(Step::Sent),
+            false => Long::Sent,
+        }
+    }
+
+    /// Whether the packet at the cursor, which stands for so many of the work request at `at`, asks for an acknowledgement.
+    #[inline(always)]
+    fn asks(&mut self, ends: &Ends<'_>, at: u32, is_last: bool, packets: u32) -> bool {
         let next = at.wrapping_add(1);
         let follows = !is_last
-            || !self.sends_nothing(ends, next)
-                && (next != self.window.begun() || self.may_begin(ends, next));
+            || !sends_nothing(ends, next) && (next != self.window.begun() || may_begin(ends, next));
         let asks = self.ask
             || !follows
             || self.window.ends_patch()
-            || self.unasked + 1 >= self.recovery.limit() / ASKS
-            || self.window.requests() + 1 >= self.recovery.limit();
+            || self.unasked + packets >= self.recovery.limit() / ASKS
+            || self.window.requests() + packets >= self.recovery.limit();
         self.ask = false;
-        self.unasked = if asks { 0 } else { self.unasked + 1 };
+        self.unasked = if asks { 0 } else { self.unasked + packets };
         asks
-    }
-
-    /// Whether the position holds a work request that sends nothing, and so cannot ask for an answer.
-    fn sends_nothing(&self, ends: &Ends<'_>, at: u32) -> bool {
-        ends.sends.is_filled(at) && ends.sends.is_local(at)
     }
 
     /// A work request that sends nothing: it is carried out in its turn, an invalidate when all before it have ended;
@@ -510,4 +583,14 @@ impl Requester {
             events.fail = true;
         }
     }
+}
+
+/// Whether there is a work request at that position which may begin.
+fn may_begin(ends: &Ends<'_>, at: u32) -> bool {
+    ends.may_begin && ends.sends.is_filled(at)
+}
+
+/// Whether the position holds a work request that sends nothing, and so cannot ask for an answer.
+fn sends_nothing(ends: &Ends<'_>, at: u32) -> bool {
+    ends.sends.is_filled(at) && ends.sends.is_local(at)
 }

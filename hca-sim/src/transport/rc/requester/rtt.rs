@@ -31,6 +31,7 @@ pub(super) struct Rtt {
 
 impl Rtt {
     /// A packet was sent, `again` if not for the first time; `asks` says whether an answer to it is asked for.
+    #[inline(always)]
     pub(super) fn sent(&mut self, psn: Psn, asks: bool, again: bool, now: Instant) {
         if again {
             self.timed.take_if(|timed| timed.0 == psn);

@@ -276,15 +276,18 @@ impl Window {
     }
 
     /// The number at the cursor, and whether it was used before.
+    #[inline(always)]
     pub(in crate::transport::rc) fn psn(&self, flight: &Flight) -> (Psn, bool) {
         let psn = flight.first.add(self.front.cursor.packet);
         (psn, self.awaits(psn))
     }
 
-    /// A packet of a SEND or WRITE went out.
-    pub(in crate::transport::rc) fn passed_packet(&mut self, flight: &Flight) {
-        self.front.requests += 1;
-        let end = self.pass(flight, 1);
+    /// So many packets of a SEND or WRITE went out, as one; of those that are sent again, each by itself.
+    #[inline(always)]
+    pub(in crate::transport::rc) fn passed_packets(&mut self, flight: &Flight, packets: u32) {
+        debug_assert!(packets == 1 || self.patch.is_none());
+        self.front.requests += packets;
+        let end = self.pass(flight, packets);
         if let Some(patch) = self.patch {
             self.patched = Some((end, patch.end));
             self.passed_again();
@@ -328,6 +331,7 @@ impl Window {
     }
 
     /// The number behind what was passed.
+    #[inline(always)]
     fn pass(&mut self, flight: &Flight, packets: u32) -> Psn {
         let cursor = &mut self.front.cursor;
         cursor.packet += packets;
@@ -399,6 +403,11 @@ impl Window {
         self.patched = None;
         self.front = Front::at(self.base, self.acked);
         self.end_patch();
+    }
+
+    /// Whether the packet at the cursor is sent again while sending has got further.
+    pub(in crate::transport::rc) fn is_patching(&self) -> bool {
+        self.patch.is_some()
     }
 
     /// Whether the packet at the cursor is the last one that is sent again for now.

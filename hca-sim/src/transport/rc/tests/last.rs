@@ -11,6 +11,7 @@ fn sent_last(pair: &mut Pair, room: usize) -> (Vec<(u8, u8)>, bool) {
     let mut out = Out {
         packets: &mut packets,
         room,
+        longest: None,
     };
     let more = theirs.rc.transmit_last(&theirs.path, &mut out);
     for (bytes, _) in &packets {

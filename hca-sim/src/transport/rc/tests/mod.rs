@@ -21,7 +21,7 @@ use verbs_core::{
 use super::Rc;
 use crate::clock::{Instant, VirtualClock};
 use crate::engine::Engine;
-use crate::link::Loopback;
+use crate::link::{FillWindow, Loopback};
 use crate::port::{Gids, Port};
 use crate::queue::base::counters::Counters;
 use crate::queue::cq::{CqPoller, CqRing, Cqe};
@@ -38,6 +38,7 @@ mod bottleneck;
 mod captures;
 mod faults;
 mod last;
+mod long;
 mod netem;
 mod operations;
 mod recovery;
@@ -79,12 +80,15 @@ struct Machine {
     events: Vec<EventType>,
     /// Packets that the outlet takes at once.
     room: usize,
+    /// The most bytes of payload of long packets, if it sends any.
+    longest: Option<usize>,
 }
 
 /// An outlet that takes that many packets.
 struct Out<'a> {
     packets: &'a mut Vec<(Vec<u8>, bool)>,
     room: usize,
+    longest: Option<usize>,
 }
 
 impl Outlet for Out<'_> {
@@ -105,6 +109,27 @@ impl Outlet for Out<'_> {
         fill(&mut bytes[start..start + len])?;
         self.packets.push((bytes, again));
         Ok(())
+    }
+
+    fn longest(&mut self, _: Qpn) -> Option<usize> {
+        self.longest
+    }
+
+    fn put_long(
+        &mut self,
+        head: &Head,
+        len: usize,
+        fill: FillWindow<'_>,
+    ) -> Result<bool, Unmapped> {
+        let memory = Memory::alloc(len).unwrap();
+        fill(memory.window(0, len).unwrap())?;
+        let mut payload = vec![0; len];
+        memory.read(0, &mut payload).unwrap();
+        self.put(head, len, false, &mut |out| {
+            out.copy_from_slice(&payload);
+            Ok(())
+        })?;
+        Ok(true)
     }
 }
 
@@ -185,6 +210,7 @@ impl Machine {
             limits: 0,
             events: Vec::new(),
             room: 16,
+            longest: None,
         }
     }
 
@@ -227,9 +253,17 @@ impl Machine {
     fn receive(&mut self, now: u64, bytes: &[u8]) {
         let packet = Packet::parse(bytes).unwrap();
         assert_eq!(packet.head.bth().dest_qpn, self.qpn);
+        let len = packet.payload.len();
+        let memory = Memory::alloc(len.max(1)).unwrap();
+        memory.write(0, packet.payload).unwrap();
+        let is_long = len > self.path.mtu.bytes() as usize && self.longest.is_some();
         if !self.dead {
-            self.with(now, |rc, ends, events| {
-                rc.receive(ends, &packet.head, packet.payload, events);
+            self.with(now, |rc, ends, events| match is_long {
+                true => {
+                    let payload = memory.window(0, len).unwrap();
+                    rc.receive(ends, &packet.head, payload, events);
+                }
+                false => rc.receive(ends, &packet.head, packet.payload, events),
             });
         }
     }
@@ -240,6 +274,7 @@ impl Machine {
         let mut out = Out {
             packets: &mut packets,
             room: self.room,
+            longest: self.longest,
         };
         let more = self.with(now, |rc, ends, events| rc.transmit(ends, &mut out, events));
         (packets, more)
@@ -413,6 +448,14 @@ impl Pair {
             filter: None,
             log: Vec::new(),
         }
+    }
+
+    /// Both send long packets, with payloads of so many bytes at most.
+    fn long(mut self, longest: Option<usize>) -> Self {
+        for end in &mut self.ends {
+            end.longest = longest;
+        }
+        self
     }
 
     fn paths(&mut self, change: impl Fn(&mut Path)) {

@@ -35,14 +35,29 @@ fn every_operation_at_every_boundary() {
             3 * m + 5,
         ] {
             for shared in [false, true] {
-                one_of_each(mtu, len, shared);
+                one_of_each(mtu, len, shared, None);
             }
         }
     }
 }
 
-fn one_of_each(mtu: Mtu, len: usize, shared: bool) {
-    let mut pair = Pair::with(shared, 0);
+/// Goal: the same with long packets, which stand for two, three or all packets of a message and take their numbers.
+#[test]
+fn every_operation_with_long_packets() {
+    for mtu in [Mtu::B512, Mtu::B1024, Mtu::B2048] {
+        let m = mtu.bytes() as usize;
+        for packets in [1, 2, 3, 16] {
+            for len in [0, 1023, 1024, m + 1, 2 * m, 3 * m, 3 * m + 1, 7 * m + 5] {
+                for shared in [false, true] {
+                    one_of_each(mtu, len, shared, Some(packets * m));
+                }
+            }
+        }
+    }
+}
+
+fn one_of_each(mtu: Mtu, len: usize, shared: bool, longest: Option<usize>) {
+    let mut pair = Pair::with(shared, 0).long(longest);
     pair.paths(|path| path.mtu = mtu);
     let [ours, theirs] = &mut pair.ends;
     let data = |number| pattern(number, len);
