@@ -1,6 +1,8 @@
 //! The `verbs` command.
 
 #![forbid(unsafe_code)]
+// They panic when nobody reads; `report` has what does not.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod cli;
 mod common;
@@ -264,7 +266,6 @@ fn cannot_print(command: &str, error: &io::Error) -> u8 {
 
 /// Says in one sentence what is wrong; hands the exit code through.
 fn complain(command: &str, error: &impl Display, code: u8) -> u8 {
-    // There is no one to tell that stderr is closed.
-    let _ = writeln!(io::stderr(), "verbs {command}: {error}");
+    report::remark(format_args!("verbs {command}: {error}"));
     code
 }

@@ -19,6 +19,9 @@
 //! With arguments that make no sense, a function does what libibumad does: it returns a negative error number, often
 //! with `errno` set. Null pointers are refused; other invalid pointers are the caller's fault, as in C.
 
+// They panic when nobody reads.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 mod abi;
 mod client;
 mod datagram;

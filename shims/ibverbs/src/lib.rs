@@ -38,6 +38,9 @@
 //! polling and requesting a notification refuses a pointer that is not, or no longer, an object of the kind, with
 //! `EINVAL`. The program is responsible for other pointers.
 
+// They panic when nobody reads.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 mod call;
 mod cq;
 mod device;

@@ -28,6 +28,8 @@ pub(crate) fn start(filter: &str) {
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
+        // To say that nobody reads is a panic where nobody reads.
+        .log_internal_errors(false)
         .init();
 }
 

@@ -48,6 +48,12 @@ impl Progress {
     }
 }
 
+/// Says something on stderr. There is no one to tell that nobody reads that: a program whose terminal or parent has gone goes
+/// on with its work.
+pub(crate) fn remark(text: fmt::Arguments<'_>) {
+    let _ = writeln!(stderr(), "{text}");
+}
+
 /// Pieces of long work, on stderr if that is a terminal: how many are done, what there is to say of them, the time left.
 #[derive(Debug)]
 pub(crate) struct Steps(ProgressBar);

@@ -12,6 +12,7 @@ use futures::future::{Either, select};
 use verbs_core::Device;
 use verbs_core::timer::Sleep;
 
+use crate::report::remark;
 use crate::units::{TIMES, time};
 
 /// After this long without an answer a person wants to know that something still happens.
@@ -80,9 +81,9 @@ impl ConnectArgs {
     fn say(self, peer: impl fmt::Display) {
         if self.connect_timeout > SILENCE_MAX {
             let timeout = self.connect_timeout;
-            eprintln!(
+            remark(format_args!(
                 "verbs: still trying to reach {peer}, for {timeout:?} in all (--connect-timeout)"
-            );
+            ));
         }
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod tell;
 pub(crate) mod text;
 
 use std::ffi::c_int;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Once, OnceLock};
@@ -27,7 +28,7 @@ impl Errno {
     /// The number of the call of this thread that has just failed.
     pub(crate) fn last() -> Self {
         Self(
-            std::io::Error::last_os_error()
+            io::Error::last_os_error()
                 .raw_os_error()
                 .unwrap_or(libc::EIO),
         )
@@ -138,9 +139,9 @@ pub(crate) fn explains() -> bool {
     })
 }
 
-/// Prints a line for the user of the program, where nothing else can say why a call fails.
+/// Prints a line for the user of the program, where nothing else can say why a call fails. The program may have closed stderr.
 pub(crate) fn log(text: &str) {
-    eprintln!("libibverbs (verbs): {text}");
+    let _ = writeln!(io::stderr(), "libibverbs (verbs): {text}");
 }
 
 pub(crate) fn set_errno(errno: Errno) {
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     fn last() -> c_int {
-        std::io::Error::last_os_error()
+        io::Error::last_os_error()
             .raw_os_error()
             .expect("one was set")
     }

@@ -40,6 +40,8 @@ fn tell(filter: EnvFilter) {
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
+        // To say that nobody reads is a panic where nobody reads.
+        .log_internal_errors(false)
         .try_init();
 }
 

@@ -32,7 +32,7 @@ use crate::copy::window::Plan;
 use crate::ending::{Ending, GOODBYE, within};
 use crate::net::{self, Connection, NetError};
 use crate::places::{Limits, Places, Stage, Ticket};
-use crate::report::Progress;
+use crate::report::{Progress, remark};
 use crate::wire::{Network, PORT, Wire};
 
 /// Bytes of the chunk buffers of one client at most: more would not make it faster, and clients say how
@@ -540,6 +540,5 @@ fn tell(text: &dyn fmt::Display) {
 }
 
 fn complain(text: &dyn fmt::Display) {
-    // There is no one to tell that stderr is closed.
-    let _ = writeln!(std::io::stderr(), "verbs serve: {text}");
+    remark(format_args!("verbs serve: {text}"));
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -28,6 +28,7 @@ use verbs_core::sync::thread;
 use super::{Held, HostError};
 use crate::ending::Signal;
 use crate::file_id::SocketFile;
+use crate::report::remark;
 use crate::subnet::descriptors::raise_limit;
 use crate::subnet::stop::Stop;
 
@@ -84,11 +85,9 @@ fn keep_alive(held: &mut Held, stop: &mut Stop) -> Result<ExitStatus, HostError>
         let Some(pause) = crashes.one_more(begun.elapsed()) else {
             return Err(HostError::Crashes(ended));
         };
-        // Its reader may have gone.
-        let _ = writeln!(
-            io::stderr(),
+        remark(format_args!(
             "verbs host: the daemon has crashed ({ended}), and is started again"
-        );
+        ));
         thread::sleep(pause);
     }
 }

@@ -20,6 +20,7 @@ use super::leases::Leases;
 use super::lines::{Came, Line, Read, Source, Watch};
 use super::{Place, keeper};
 use crate::ending::Signal;
+use crate::report::remark;
 use crate::subnet::stop::Stop;
 
 /// Datagrams of one client that are taken before others have their turn.
@@ -297,7 +298,8 @@ impl Shared {
                 match change.joins {
                     true => {
                         if let Err(error) = self.link.join(change.group) {
-                            eprintln!("verbs host: cannot join {}: {error}", change.group);
+                            let group = change.group;
+                            remark(format_args!("verbs host: cannot join {group}: {error}"));
                         }
                     }
                     false => self.link.leave(change.group),
@@ -412,7 +414,9 @@ impl Shared {
         }
         if self.limits.is_verbose {
             let [one, other] = pids;
-            eprintln!("verbs host: processes {one} and {other} share memory");
+            remark(format_args!(
+                "verbs host: processes {one} and {other} share memory"
+            ));
         }
     }
 
@@ -449,7 +453,8 @@ impl Shared {
         let now = self.now();
         self.daemon.leave(now, client, why);
         if self.limits.is_verbose {
-            eprintln!("verbs host: process {} has gone: {why}", line.user.pid);
+            let pid = line.user.pid;
+            remark(format_args!("verbs host: process {pid} has gone: {why}"));
         }
         if self.lines.is_empty() {
             self.idle_since = Instant::now();

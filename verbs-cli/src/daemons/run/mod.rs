@@ -23,6 +23,7 @@ use hca_sim::link::{PerMille, host};
 
 use self::device::Device;
 use crate::exit;
+use crate::report::remark;
 use crate::units::time;
 
 pub(crate) const ABOUT: &str = "\
@@ -194,9 +195,9 @@ fn share(args: &RunArgs) -> Result<bool, String> {
     }
     let started = daemon::start(None);
     if let (Err(why), true) = (&started, args.explain) {
-        eprintln!(
+        remark(format_args!(
             "verbs run: the program shares no address, because `verbs host` cannot be started: {why}"
-        );
+        ));
     }
     Ok(started.is_ok())
 }

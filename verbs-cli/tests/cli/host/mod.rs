@@ -140,10 +140,15 @@ fn start_daemon(place: &Place, address: &str) -> Child {
         .create(true)
         .append(true)
         .open(place.path("log"));
-    let mut daemon = Command::new(VERBS)
+    let mut daemon = Command::new(VERBS);
+    daemon.stderr(log.expect("a file"));
+    start_daemon_as(daemon, place, address)
+}
+
+fn start_daemon_as(mut daemon: Command, place: &Place, address: &str) -> Child {
+    let mut daemon = daemon
         .args(["host", "--verbose", "--bind", address, "--socket"])
         .arg(place.path("host"))
-        .stderr(log.expect("a file"))
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
@@ -152,9 +157,11 @@ fn start_daemon(place: &Place, address: &str) -> Child {
     BufReader::new(stdout)
         .read_line(&mut first)
         .expect("a line");
+    let log = || fs::read_to_string(place.path("log")).unwrap_or_default();
     assert!(
         first.starts_with(&format!("sharing {address} at ")),
-        "{first}"
+        "{first}{}",
+        log()
     );
     daemon
 }
@@ -294,6 +301,38 @@ fn a_daemon_ends_after_its_last_program() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(since.elapsed() >= Duration::from_secs(1));
     assert!(place.names().is_empty(), "{:?}", place.names());
+}
+
+/// Goal: a daemon goes on when nobody reads what it says any more, as one that `verbs run` has started. Method: what it says
+/// goes into a pipe without a reader, all that it can say.
+#[test]
+fn a_daemon_goes_on_when_nobody_reads_what_it_says() {
+    let (place, address) = (Place::new(), address_of(HOST, 15));
+    let (reader, writer) = io::pipe().expect("a pipe");
+    drop(reader);
+    let mut daemon = Command::new(VERBS);
+    daemon.stderr(writer).env("VERBS_LOG", "debug");
+    let daemon = start_daemon_as(daemon, &place, &address);
+    let keeper = daemon.id();
+    let host = Host {
+        place,
+        address,
+        daemon,
+        is_apart: false,
+    };
+    let before = crate::kept::next_kept_by(keeper, None);
+    let mut server = host.serve();
+    for _ in 0..2 {
+        let pinged = host.ask(&["rping", "-c", "-C", "1", "-a", &host.address]);
+        assert_eq!(pinged.code, Some(0), "{pinged:?}");
+    }
+    assert_eq!(
+        crate::kept::kept_by(keeper),
+        Some(before),
+        "it was not started again"
+    );
+    server.kill().expect("it runs");
+    server.wait().expect("a child");
 }
 
 /// Bytes of the pipe that a client pings into, and of a line of it at most.
