@@ -7,15 +7,18 @@ use crate::client::ClientId;
 /// Bytes that a client may send in its turn; as many as the largest message, so that each turn sends one.
 const QUANTUM: usize = 65_536;
 
-/// The most bytes of one client that wait; further ones are lost, as on any network.
+/// The most bytes of one client that wait, and of all together that have ended; further ones are lost, as on any network.
 pub(crate) const WAITING_MAX: usize = 1 << 20;
+
+/// Whose packets wait together; `None` for all clients that have ended.
+type Whose = Option<ClientId>;
 
 /// The packets of all clients that wait for the network.
 #[derive(Debug, Default)]
 pub(crate) struct Outward {
-    queues: BTreeMap<ClientId, Queue>,
-    /// The clients that have a turn, in order. Every client with packets is in it once.
-    turns: VecDeque<ClientId>,
+    queues: BTreeMap<Whose, Queue>,
+    /// Those that have a turn, in order. Everyone with packets is in it once.
+    turns: VecDeque<Whose>,
 }
 
 #[derive(Debug, Default)]
@@ -29,12 +32,16 @@ impl Outward {
     /// Adds packets of a client; false if they are lost.
     #[must_use]
     pub(crate) fn push(&mut self, client: ClientId, message: Vec<u8>) -> bool {
-        let queue = self.queues.entry(client).or_default();
+        self.push_of(Some(client), message)
+    }
+
+    fn push_of(&mut self, whose: Whose, message: Vec<u8>) -> bool {
+        let queue = self.queues.entry(whose).or_default();
         if queue.bytes + message.len() > WAITING_MAX {
             return false;
         }
         if queue.messages.is_empty() {
-            self.turns.push_back(client);
+            self.turns.push_back(whose);
             queue.deficit = QUANTUM;
         }
         queue.bytes += message.len();
@@ -50,10 +57,10 @@ impl Outward {
 
     /// They have been sent.
     pub(crate) fn sent(&mut self) {
-        let Some(&client) = self.turns.front() else {
+        let Some(&first) = self.turns.front() else {
             return;
         };
-        let Some(queue) = self.queues.get_mut(&client) else {
+        let Some(queue) = self.queues.get_mut(&first) else {
             return;
         };
         if let Some(message) = queue.messages.pop_front() {
@@ -63,7 +70,7 @@ impl Outward {
         match queue.messages.front().map(Vec::len) {
             None => {
                 self.turns.pop_front();
-                self.queues.remove(&client);
+                self.queues.remove(&first);
             }
             Some(next) if next > queue.deficit => {
                 queue.deficit += QUANTUM;
@@ -73,10 +80,16 @@ impl Outward {
         }
     }
 
-    /// The client has ended, and its packets are dropped.
-    pub(crate) fn forget(&mut self, client: ClientId) {
-        self.queues.remove(&client);
-        self.turns.retain(|&other| other != client);
+    /// The client has ended. What it has sent still leaves, as packets do that an HCA has taken: its sends have completed.
+    /// Returns how many of its messages are lost because those of other clients that have ended wait already.
+    pub(crate) fn end(&mut self, client: ClientId) -> u64 {
+        let Some(queue) = self.queues.remove(&Some(client)) else {
+            return 0;
+        };
+        self.turns.retain(|&whose| whose != Some(client));
+        let lost = queue.messages.into_iter();
+        lost.map(|message| u64::from(!self.push_of(None, message)))
+            .sum()
     }
 }
 
@@ -102,7 +115,39 @@ mod tests {
         }
         assert!(sent[1] < sent[2] + 2 * QUANTUM, "{sent:?}");
         assert!(sent[1] + 2 * QUANTUM > sent[2], "{sent:?}");
-        outward.forget(flood);
-        assert_eq!(outward.next(), None);
+    }
+
+    /// Goal: what clients have sent before they ended leaves, in its order, and is bounded however many they are. Method:
+    /// one that ends with a few messages, and many that end with as many as they may.
+    #[test]
+    fn the_last_words_of_clients_leave() {
+        let [one, other] = [1, 2].map(|number| ClientId::new(number).expect("not 0"));
+        let mut outward = Outward::default();
+        for words in [1, 2, 3] {
+            assert!(outward.push(one, vec![words; 1000]));
+        }
+        assert!(outward.push(other, vec![4; 1000]));
+        assert_eq!(outward.end(one), 0);
+        assert_eq!(outward.end(one), 0, "once");
+        let mut left = Vec::new();
+        while let Some(next) = outward.next() {
+            left.push(next[0]);
+            outward.sent();
+        }
+        assert_eq!(left, [4, 1, 2, 3]);
+
+        let mut lost = 0;
+        for number in 1..10 {
+            let client = ClientId::new(number).expect("not 0");
+            while outward.push(client, vec![1; 1000]) {}
+            lost += outward.end(client);
+        }
+        let mut bytes = 0;
+        while let Some(next) = outward.next() {
+            bytes += next.len();
+            outward.sent();
+        }
+        assert!((WAITING_MAX - 1000..=WAITING_MAX).contains(&bytes));
+        assert_eq!(lost, 8 * (WAITING_MAX as u64 / 1000));
     }
 }

@@ -12,6 +12,8 @@ pub(crate) use directory::{Directory, LID_MAX, Links, door_of};
 pub(crate) use hub::HubPort;
 pub use loopback::Loopback;
 #[doc(no_inline)]
+pub use verbs_link::sys::past_reset;
+#[doc(no_inline)]
 pub use verbs_link::{
     ADDRESSES_MAX, Answer, Arrival, Burst, Cable, CableEnd, Captured, Change, FaultCounters,
     Faults, Faulty, Feedback, FillWindow, GROUPS_MAX, GsoOff, IcrcCounters, Ident, JoinError,

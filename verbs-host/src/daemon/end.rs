@@ -15,13 +15,14 @@ impl Daemon {
     /// A client has ended: its line was closed, or its process has ended, whichever is noticed first.
     ///
     /// In this order: neighbours are informed that its queue pairs no longer exist, behind the packets that it has sent
-    /// them; peers of its connections that those have ended; then everything that it had is released.
+    /// them; peers of its connections that those have ended; then everything that it had is released. Packets that it has
+    /// sent to the network still leave.
     pub fn leave(&mut self, now: Instant, client: ClientId, why: Ended) {
         let Some(mut gone) = self.clients.remove(&client) else {
             return;
         };
         self.ready.remove(&client);
-        self.outward.forget(client);
+        self.counters.lost_outward += self.outward.end(client);
         let blocks = self.blocks.give_back_all(client, span(now));
         blocks.iter().for_each(|&block| self.leases.returned(block));
         let neighbours = part(&mut self.clients, client, &mut gone);

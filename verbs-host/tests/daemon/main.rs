@@ -269,6 +269,30 @@ fn a_flood_to_the_network_is_bounded() {
     assert!(before < 80, "{before} packets of the flood went first");
 }
 
+/// Goal: what a client sent before its end leaves: its sends have completed. Method: clients that end each way, a datagram
+/// of each not sent yet.
+#[test]
+fn what_a_client_sent_before_its_end_leaves() {
+    let mut bed = Bed::new();
+    let bytes = packet(Qpn::new(0x99), b"last words");
+    for why in [Ended::Closed, Ended::Died] {
+        let client = bed.join();
+        bed.send(client, away(), &bytes);
+        bed.daemon.leave(bed.now, client.id, why);
+    }
+    let malformed = bed.join();
+    bed.send(malformed, away(), &bytes);
+    bed.daemon.hear(bed.now, malformed.id, b"nonsense");
+    assert!(!bed.is_there(malformed));
+    for _ in 0..3 {
+        let outward = bed.daemon.next_outward().expect("it leaves");
+        assert_eq!((outward.dst, outward.bytes), (away(), &bytes[..]));
+        bed.daemon.outward_sent();
+    }
+    assert_eq!(bed.daemon.next_outward(), None);
+    assert_eq!(bed.daemon.counters().lost_outward, 0);
+}
+
 /// Goal: connections between two clients, and with a peer of the network, by the messages of the connection manager;
 /// when a client dies, its peers are informed, once, and nothing of it is left.
 #[test]

@@ -389,6 +389,8 @@ impl Joined {
                 Ok(count) => count,
                 Err(error) => {
                     match error.kind() {
+                        // What the daemon has said before follows.
+                        io::ErrorKind::ConnectionReset if turn < TURNS => continue,
                         io::ErrorKind::WouldBlock => {}
                         io::ErrorKind::Interrupted => self.waiter.leave_line(),
                         _ => self.lose(),

@@ -11,5 +11,5 @@ mod steer;
 
 pub use clock::{monotonic_nanos, thread_clock, thread_sleeps, thread_time};
 pub use shared::{create_file, map};
-pub use socket::{BATCH_MAX, Slot, option, receive, send, set_option, unsent};
+pub use socket::{BATCH_MAX, Slot, option, past_reset, receive, send, set_option, unsent};
 pub use steer::{Filter, steer};

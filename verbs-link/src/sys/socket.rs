@@ -10,6 +10,8 @@ use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use rustix::io::Errno;
+
 /// Datagrams that one call receives at most.
 pub const BATCH_MAX: usize = 8;
 
@@ -248,6 +250,18 @@ pub fn receive(socket: BorrowedFd<'_>, slots: &mut [Slot], flags: i32) -> io::Re
         slot.is_cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
     }
     Ok(received)
+}
+
+/// Receives from a Unix socket, and once more if it was reset. If the other end is closed before it has read everything, the
+/// system reports that first, once, and then gives what the other end has sent before.
+///
+/// # Errors
+/// Those of `receive`.
+pub fn past_reset<T>(mut receive: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    match receive() {
+        Err(Errno::CONNRESET) => receive(),
+        other => other,
+    }
 }
 
 /// A number as an argument of a system call.

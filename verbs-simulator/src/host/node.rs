@@ -22,6 +22,7 @@ use verbs_core::sync::Arc;
 use verbs_host::{ClientId, Daemon, Ended, Files, NewChannel, Record, User};
 use verbs_link::PacketLink as _;
 use verbs_link::ring::Rings;
+use verbs_link::sys::past_reset;
 use verbs_link::time::Instant;
 
 use super::mutant::HostMutant;
@@ -240,7 +241,7 @@ impl Node {
         let Some((&client, line)) = self.lines.iter_mut().nth(place) else {
             return Ok(());
         };
-        match recv(&line.socket, &mut self.buffer, RecvFlags::DONTWAIT) {
+        match past_reset(|| recv(&line.socket, &mut self.buffer[..], RecvFlags::DONTWAIT)) {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Ok((0, _)) | Err(_) => {
                 // To a mutant, blocks have rested when they are given back.
@@ -271,6 +272,7 @@ impl Node {
         self.keep_records(daemon)?;
         while daemon.poll_group().is_some() {}
         while daemon.poll_moved().is_some() {}
+        self.send_outward(daemon)?;
         while let Some(mad) = daemon.poll_mad() {
             self.step()?;
             self.psn = self.psn.wrapping_add(1);
@@ -287,13 +289,6 @@ impl Node {
             } else {
                 transmit(&mut self.uplink, &burst);
             }
-        }
-        while let Some(packets) = daemon.next_outward() {
-            if !transmit(&mut self.uplink, &packets) {
-                break;
-            }
-            daemon.outward_sent();
-            self.step()?;
         }
         while let Some((client, tag, _)) = daemon.poll_command() {
             let failure = Failure::Verb(Error::Unsupported(verbs_core::Attr::Verb));
@@ -315,6 +310,17 @@ impl Node {
             }
             while self.write(daemon, client) {}
             self.close(daemon, client, now, why);
+        }
+        Ok(())
+    }
+
+    fn send_outward(&mut self, daemon: &mut Daemon) -> Result<(), Killed> {
+        while let Some(packets) = daemon.next_outward() {
+            if !transmit(&mut self.uplink, &packets) {
+                break;
+            }
+            daemon.outward_sent();
+            self.step()?;
         }
         Ok(())
     }

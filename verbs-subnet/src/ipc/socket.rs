@@ -16,6 +16,8 @@ use rustix::net::{
     connect, listen, recvmsg, sendmsg, socket_with, socketpair,
 };
 
+use verbs_link::sys::past_reset;
+
 use super::message::{BELL, BULK, BULK_MIN, MESSAGE_MAX};
 
 pub use super::place::default_path;
@@ -193,8 +195,10 @@ pub fn receive_into(
     flags.set(RecvFlags::DONTWAIT, !waits);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut slices = [IoSliceMut::new(buffer)];
-    let received = recvmsg(socket, &mut slices, &mut control, flags)?;
+    let received = past_reset(|| {
+        let slices = &mut [IoSliceMut::new(buffer)];
+        recvmsg(socket, slices, &mut control, flags)
+    })?;
     let len = received.bytes;
     let files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
@@ -259,7 +263,16 @@ mod tests {
             let none = receive(other.as_fd(), Take::Away, false);
             assert_eq!(none, Err(Errno::AGAIN));
         }
+        // Of one that ends without having read, too.
+        for _ in 0..2 {
+            send(one.as_fd(), b"last words", true).expect("there is room");
+        }
+        send(other.as_fd(), b"unread", true).expect("there is room");
         drop(one);
+        for _ in 0..2 {
+            let got = receive(other.as_fd(), Take::Away, true);
+            assert_eq!(got, Ok(Some(b"last words".to_vec())));
+        }
         assert_eq!(receive(other.as_fd(), Take::Away, true), Ok(None));
     }
 

@@ -225,9 +225,15 @@ impl RemotePort {
     /// Handles messages of the host, other than packets.
     fn listen(&mut self) {
         self.unseen = 0;
+        let mut was_reset = false;
         for _ in 0..SAID_TURNS {
             let count = match sys::receive(self.manager.socket(), &mut self.slots, 0) {
                 Ok(count) => count,
+                // What the host has said before follows.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !was_reset => {
+                    was_reset = true;
+                    continue;
+                }
                 Err(error) => {
                     let waits = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
                     if !waits.contains(&error.kind()) {

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use hca_sim::link::past_reset;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -183,7 +184,7 @@ impl Line {
     /// closed by the system, as nothing asks for them.
     pub(super) fn read(&self, buffer: &mut [u8]) -> Read {
         debug_assert!(buffer.len() > MESSAGE_MAX);
-        match recv(&self.socket, buffer, RecvFlags::DONTWAIT) {
+        match past_reset(|| recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT)) {
             Ok((0, _)) => Read::Closed,
             Ok((len, _)) => Read::Datagram(len),
             Err(Errno::AGAIN | Errno::INTR) => Read::Nothing,
@@ -211,5 +212,33 @@ impl Line {
             self.files.remove(&with);
         }
         has_room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    /// Goal: what a client has said before its end is heard, also if it has not read what it was told. Method: one that
+    /// has read nothing ends, of which the system tells first.
+    #[test]
+    fn last_words_are_heard() {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (here, there) =
+            socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("a pair of sockets");
+        let mut line = Line::new(here).expect("a line");
+        assert!(line.write(b"told", None));
+        for words in [&b"last"[..], b"words"] {
+            send(&there, words, SendFlags::empty()).expect("there is room");
+        }
+        drop(there);
+        let mut buffer = vec![0; MESSAGE_MAX + 1];
+        for words in [&b"last"[..], b"words"] {
+            assert_eq!(line.read(&mut buffer), Read::Datagram(words.len()));
+            assert_eq!(&buffer[..words.len()], words);
+        }
+        assert_eq!(line.read(&mut buffer), Read::Closed);
     }
 }

@@ -305,6 +305,13 @@ impl Shared {
                     false => self.link.leave(change.group),
                 }
             }
+            // Before the daemon's own: what a program has sent arrives before its peers learn that it has gone.
+            while let Some(packets) = self.daemon.next_outward() {
+                if !transmit(&mut self.link, &packets) {
+                    break;
+                }
+                self.daemon.outward_sent();
+            }
             while let Some(mad) = self.daemon.poll_mad() {
                 self.psn = self.psn.wrapping_add(1);
                 let way = (mad.src, mad.dst);
@@ -318,12 +325,6 @@ impl Shared {
                     // One that is lost is as one that the network loses.
                     let _ = transmit(&mut self.link, &burst);
                 }
-            }
-            while let Some(packets) = self.daemon.next_outward() {
-                if !transmit(&mut self.link, &packets) {
-                    break;
-                }
-                self.daemon.outward_sent();
             }
             while let Some((client, tag, _)) = self.daemon.poll_command() {
                 // What programs do with their devices they do themselves.
