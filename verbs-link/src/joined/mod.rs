@@ -507,7 +507,9 @@ impl PacketLink for Joined {
         if self.tie.is_cut() {
             self.look_for_daemon();
         }
-        if !self.tie.is_alone() && (self.waiter.take_line() || self.looks > 0) {
+        // In any case: no thread sleeps before.
+        let has_said = self.waiter.take_line();
+        if !self.tie.is_alone() && (has_said || self.looks > 0) {
             self.looks = self.looks.saturating_sub(1);
             packets += self.receive_line(sink);
         }

@@ -39,8 +39,9 @@ impl Wire {
 
     /// Sockets of other addresses than these are no longer needed.
     pub(super) fn keep(&mut self, addresses: &[IpAddr], waiter: &LineWaiter) {
-        if let Some(sockets) = &mut self.sockets {
-            sockets.keep(addresses);
+        if let Some(sockets) = &mut self.sockets
+            && sockets.keep(addresses)
+        {
             self.follow(waiter);
         }
     }
@@ -90,11 +91,12 @@ impl Wire {
         let Some(sockets) = &mut self.sockets else {
             return 0;
         };
-        if sockets.addresses().is_empty() {
-            return 0;
-        }
+        // In any case: no thread sleeps before.
         if waiter.take_wire() {
             self.looks = LOOKS;
+        }
+        if sockets.addresses().is_empty() {
+            return 0;
         }
         if self.looks == 0 {
             return 0;

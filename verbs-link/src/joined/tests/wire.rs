@@ -279,6 +279,35 @@ fn sockets_stay_with_a_daemon_that_comes_back() {
     welcome(&daemon, OURS);
 }
 
+/// Goal: threads of a port without a daemon sleep, and do not ask all the time whether there is one. Method: a port with
+/// sockets, and one without; nobody listens at the place of a daemon, whose end both ways to wait have reported.
+#[test]
+fn a_port_without_a_daemon_sleeps() {
+    for has_sockets in [false, true] {
+        let Bed { link, daemon } = bed();
+        let (link, _sockets) = rejoining(link);
+        let mut link = match has_sockets {
+            false => {
+                drop(daemon);
+                link
+            }
+            true => Wired::over(link, daemon, 19).bed.link,
+        };
+        until("the port to notice", || {
+            texts(&mut link);
+            link.tie.is_alone()
+        });
+        link.waiter.leave_line();
+        let (clock, begun) = start();
+        let looks = 3;
+        while clock.now().since(begun) < waiter::RETRY * looks {
+            texts(&mut link);
+            assert!(link.waiter.falls_asleep(false), "{has_sockets}");
+            link.waiter.is_awake(false);
+        }
+    }
+}
+
 /// Goal: a thread that sleeps is woken by each packet of the network, and by nothing else. Method: either way to wait; both ends
 /// sleep.
 #[test]

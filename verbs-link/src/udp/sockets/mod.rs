@@ -89,11 +89,16 @@ impl Sockets {
         Ok(())
     }
 
-    /// Drops the sockets of other addresses.
-    pub(crate) fn keep(&mut self, addresses: &[IpAddr]) {
+    /// Drops the sockets of other addresses. Returns whether there were some.
+    pub(crate) fn keep(&mut self, addresses: &[IpAddr]) -> bool {
+        let before = self.endpoints.len();
         self.endpoints
             .retain(|known| addresses.contains(&known.address));
-        self.endpoints_changed();
+        let changes = self.endpoints.len() < before;
+        if changes {
+            self.endpoints_changed();
+        }
+        changes
     }
 
     /// All of them, for those who wait for them.
