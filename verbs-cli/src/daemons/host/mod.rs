@@ -16,11 +16,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hca_sim::Udp;
-use hca_sim::link::fabric::socket::listen_at;
+use hca_sim::link::fabric::socket::{connect_now, listen_at};
 use hca_sim::link::host::place_to_listen;
 use hca_sim::link::{PROGRAMS_MAX, PacketLink, SHARED_MAX, Seat, Steering};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
 use verbs_core::sync::{Arc, thread};
 
 pub(crate) use args::{ABOUT, EXAMPLES, HostArgs};
@@ -95,8 +98,11 @@ fn raise_descriptors() -> usize {
         .clamp(1, LINES_MAX)
 }
 
-/// How long the last daemon may take to be gone when its keeper was killed.
+/// How long a daemon may take to be gone that was told to end.
 const IS_GOING: Duration = Duration::from_millis(100);
+
+/// The same for one whose keeper was killed: the system ends it, when a processor is free.
+const IS_KILLED: Duration = Duration::from_secs(10);
 
 /// What a keeper has: the listening socket, the lock of the one daemon that listens there, and sockets of the network.
 #[derive(Debug)]
@@ -120,7 +126,10 @@ impl Held {
             let lock = open(lock_of(path), flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break lock,
-                Err(Errno::WOULDBLOCK) if since.elapsed() < IS_GOING => {
+                Err(Errno::WOULDBLOCK)
+                    if since.elapsed() < IS_GOING
+                        || since.elapsed() < IS_KILLED && is_abandoned(path) =>
+                {
                     thread::sleep(IS_GOING / 20);
                 }
                 Err(Errno::WOULDBLOCK) => return Err(HostError::Running(path.to_owned())),
@@ -160,6 +169,24 @@ impl Held {
             .into_iter()
             .map(|((address, _), socket)| (address, socket));
         (own.collect(), others.into_iter().collect())
+    }
+}
+
+/// Whether the keeper of the daemon at that place has ended, so that the daemon is about to. It is the keeper that listens.
+fn is_abandoned(path: &Path) -> bool {
+    let line = match connect_now(path) {
+        Ok(line) => line,
+        // Nobody listens any longer, or not yet.
+        Err(error) => return matches!(error, Errno::CONNREFUSED | Errno::NOENT),
+    };
+    let keeper = socket_peercred(&line).map(|who| who.pid);
+    match keeper.and_then(|keeper| pidfd_open(keeper, PidfdFlags::empty())) {
+        // It may be a process that nobody has asked yet how it has ended.
+        Ok(keeper) => {
+            let mut polled = [PollFd::new(&keeper, PollFlags::IN)];
+            matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+        }
+        Err(error) => error == Errno::SRCH,
     }
 }
 
